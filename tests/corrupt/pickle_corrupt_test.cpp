@@ -122,7 +122,9 @@ TEST(PickleCorrupt, LengthsBeyondTheEndAllocateNothing) {
 
 TEST(PickleCorrupt, HugeMemoIndicesCostNoMemory) {
   // No pickler counts further than there are bytes.
-  EXPECT_FALSE(survives("K\1r\xff\xff\xff\xff0j\xff\xff\xff\xff."));
+  EXPECT_FALSE(
+      survives("K\1r\xff\xff\xff\xff"
+               "0j\xff\xff\xff\xff."));
   EXPECT_FALSE(survives("K\1p18446744073709551615\n0g18446744073709551615\n."));
   // Indices that keep doubling.
   std::string pickle = "N";
