@@ -5,6 +5,8 @@ import subprocess
 import tempfile
 import unittest
 
+from cli_common import memory_limit
+
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 CHECKPOINT = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "checkpoints" / "z2_bf16_w2" / "ckpt"
 
@@ -62,7 +64,7 @@ class CommandsTest(unittest.TestCase):
             self.assertIn(f"error: {whose} has no command 'more'", said)
 
     def test_a_tool_may_stand_behind_options_that_all_have(self):
-        for options in (["-q"], ["--json"], ["--color", "never"], ["--max-memory", "1GB", "-q"]):
+        for options in (["-q"], ["--json"], ["--color", "never"], [*memory_limit("1GB"), "--quiet"]):
             for words in (["ckpt-inspect", "list", CHECKPOINT], ["inspect", "list", CHECKPOINT], ["reshard", "a", "b"],
                           ["to_universal", "nowhere", "out"]):
                 tool = {"inspect": "ckpt-inspect", "to_universal": "to-universal"}.get(words[0], words[0])
