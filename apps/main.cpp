@@ -49,9 +49,10 @@ int start(const cli::Tool& tool, std::vector<std::string> arguments) {
 size_t find_name(const CLI::App& suite, const std::vector<std::string>& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (find_tool(arguments[i]) != nullptr) return i;
-    const CLI::Option* option = suite.get_option_no_throw(arguments[i]);
+    const size_t equals = arguments[i].find('=');  // --color=never
+    const CLI::Option* option = suite.get_option_no_throw(arguments[i].substr(0, equals));
     if (option == nullptr) break;
-    if (option->get_expected_max() > 0) ++i;
+    if (option->get_expected_max() > 0 && equals == std::string::npos) ++i;
   }
   return arguments.size();
 }

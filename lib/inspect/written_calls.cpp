@@ -681,6 +681,13 @@ class Judge final : public pickle::Witness {
 
   bool fits_row(const Row& row, Values values) { return fits_any(row.arguments, values); }
 
+  // How many elements a byte of such a storage has.
+  static uint64_t packed_in(const Value& storage) {
+    if (!storage.is(Kind::global)) return 1;
+    const std::string_view name = storage.as_global().second;
+    return name == "QUInt4x2Storage" ? 2 : name == "QUInt2x4Storage" ? 4 : 1;
+  }
+
   // What a pattern cannot say.
   void check_call(Named& entry, Values values, uint64_t at) {
     const std::string_view name = entry.judged.named.name;
@@ -701,7 +708,7 @@ class Judge final : public pickle::Witness {
       const Values id = values[0].persistent_id().sequence_or_empty();
       const auto count = elements_of(values[2]);
       const auto most = id.size() < 5 ? std::nullopt : natural(id[4]);
-      if (!count || !most || *count > *most) refuse(entry, at, kArguments);
+      if (!count || !most || *count / packed_in(id[1]) > *most) refuse(entry, at, kArguments);
     } else if (name == "set" || name == "frozenset") {
       for (const Value& item : values[0].as_sequence()) {
         hashed(item, at);

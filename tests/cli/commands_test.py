@@ -64,7 +64,8 @@ class CommandsTest(unittest.TestCase):
             self.assertIn(f"error: {whose} has no command 'more'", said)
 
     def test_a_tool_may_stand_behind_options_that_all_have(self):
-        for options in (["-q"], ["--json"], ["--color", "never"], [*memory_limit("1GB"), "--quiet"]):
+        for options in (["-q"], ["--json"], ["--color", "never"], ["--color=never", "-q"],
+                        [*memory_limit("1GB"), "--quiet"]):
             for words in (["ckpt-inspect", "list", CHECKPOINT], ["inspect", "list", CHECKPOINT], ["reshard", "a", "b"],
                           ["to_universal", "nowhere", "out"]):
                 tool = {"inspect": "ckpt-inspect", "to_universal": "to-universal"}.get(words[0], words[0])

@@ -44,6 +44,14 @@ def read_by_torch(folder, scratch):
     return torch.load(scratch / "whole.pt", weights_only=False)
 
 
+def with_steps(tree, step):
+    """A state_dict whose optimizer has made so many steps."""
+    if not isinstance(tree, dict):
+        return tree
+    return {key: torch.full_like(value, step) if key.split(".")[-1] == "step" and torch.is_tensor(value) else
+            with_steps(value, step) for key, value in tree.items()}
+
+
 def at(tree, path):
     for key in filter(None, path.split(".")):
         tree = tree[key]
@@ -208,23 +216,32 @@ class DcpTest(OracleTest):
         model = get_model_state_dict(net)
         optim = get_optimizer_state_dict(net, optimizer)
         other = {name: torch.zeros_like(value) for name, value in model.items()}
-        for number, (state, left_out) in enumerate((
-                ({"state": {"model": model, "optim": optim}}, False),
-                ({"model": model, "optim": optim, "ema": other, "rng": torch.arange(3)}, True),
-                ({"a": {"net": model, "optim": optim}, "b": {"scale": torch.ones(2)}}, True),
-                ({"optimizer": optim, "state_dict": model, "averaged": other}, True),
-                (model | {f"param_groups.{name}.lr": 0.5 for name, _ in net.named_parameters()}, False))):
+        # What has the same parameters is another model.
+        for number, (state, left_out, *asked) in enumerate((
+                ({"state": {"model": model, "optim": optim}}, ""),
+                ({"model": model, "optim": optim, "ema": other, "rng": torch.arange(3)}, "of other models", "model"),
+                ({"a": {"net": model, "optim": optim}, "b": {"scale": torch.ones(2)}}, "beside the model"),
+                ({"optimizer": optim, "state_dict": model, "averaged": other}, "of other models", "state_dict"),
+                (model | {f"param_groups.{name}.lr": 0.5 for name, _ in net.named_parameters()}, ""))):
             with self.subTest(keys=sorted(state)[:3]):
                 folder = self.scratch / f"dicts{number}"
                 dcp.save(state, checkpoint_id=folder, no_dist=True)
-                done = run_tool("zero-to-fp32", folder, self.scratch / f"out{number}")
+                if asked:
+                    refused = run_tool("zero-to-fp32", folder, self.scratch / "nothing")
+                    self.assertEqual(refused.returncode, 3)
+                    self.assertIn(f"'{asked[0]}'", refused.stderr)
+                options = [f"--model={name}" for name in asked]
+                done = run_tool("zero-to-fp32", folder, self.scratch / f"out{number}", *options)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assert_same_tensors(torch.load(self.scratch / f"out{number}" / "pytorch_model.bin"), model)
-                self.assertEqual("beside the model" in done.stderr, left_out, done.stderr)
+                self.assertIn(left_out, done.stderr)
 
     def test_the_newest_and_the_mean_of_several(self):
         for step, world in ((1, 2), (20, 3)):
-            shutil.copytree(self.root / str(world) / "torchtitan" / "step-2", self.scratch / "run" / f"step-{step}")
+            source = self.root / str(world) / "torchtitan" / "step-2"
+            dcp_to_torch_save(source, self.scratch / "whole.pt")
+            state = with_steps(torch.load(self.scratch / "whole.pt", weights_only=False), step)
+            dcp.save(state, checkpoint_id=self.scratch / "run" / f"step-{step}", no_dist=True)
         newest = self.convert(self.scratch / "run", self.scratch / "newest")
         alone = self.convert(self.root / "3" / "nested", self.scratch / "alone")
         first = self.convert(self.scratch / "run", self.scratch / "first", "--tag", "step-1")

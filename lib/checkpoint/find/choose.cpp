@@ -19,14 +19,14 @@ namespace fs = std::filesystem;
 namespace {
 
 // Words that names of ages have, beside numbers.
-constexpr std::array kAges{"best",       "checkpoint", "checkpoints", "ckpt",       "ckpts",
-                           "epoch",      "epochs",     "ep",          "final",      "global",
-                           "globalstep", "iter",       "iteration",   "iterations", "last",
-                           "latest",     "newest",     "save",        "step",       "steps"};
+constexpr std::array kAges{
+    "best", "checkpoint", "checkpoints", "ckpt",       "ckpts", "epoch",     "epochs",
+    "ep",   "final",      "global",      "globalstep", "iter",  "iteration", "iterations",
+    "last", "latest",     "newest",      "save",       "step",  "steps",     "tag"};
 // Words that tell neither ages nor models apart: what programs put into names of checkpoints.
-constexpr std::array kNeutral{"acc",   "accuracy", "eval",      "f",     "hf",    "loss",  "metric",
-                              "model", "ppl",      "save",      "saved", "score", "state", "states",
-                              "tag",   "train",    "universal", "val",   "valid", "with"};
+constexpr std::array kNeutral{"acc",   "accuracy",  "eval", "f",     "hf",    "loss",  "metric",
+                              "model", "ppl",       "save", "saved", "score", "state", "states",
+                              "train", "universal", "val",  "valid", "with"};
 // accelerate/utils/constants.py MODEL_NAME: several models of a program get numbers.
 constexpr std::string_view kAccelerates = "pytorch_model";
 
