@@ -100,6 +100,15 @@ TEST(Choose, WhatLatestNames) {
   EXPECT_EQ(chosen({latest("global_step5", 5), universal}), "global_step5");
 }
 
+TEST(Choose, TagsBesideTheOneThatLatestNamesAreAgesOfIt) {
+  const std::vector<SavedState> sorted =
+      sorted_by_age(kPath, {latest("tag2", 5), state("tag1", 9), state("tag3", 2)});
+  ASSERT_EQ(sorted.size(), 3u);
+  EXPECT_EQ(sorted[0].tag, "tag3");
+  EXPECT_EQ(sorted[1].tag, "tag2");
+  EXPECT_EQ(sorted[2].tag, "tag1");
+}
+
 TEST(Choose, AWholeOneAmongThoseThatCannotBeRead) {
   SavedState damaged = state("global_step422", std::nullopt);
   damaged.damage = "the file is empty";

@@ -194,10 +194,9 @@ std::string_view to_string(StateKind kind) {
 }
 
 fs::path SavedState::below(const fs::path& above) const {
-  // Accelerate's have a folder each.
-  const fs::path own = kind == StateKind::dcp ? dcp_metadata.front().parent_path()
-                       : is_latest            ? named
-                                              : folder;
+  // A tag in `above` itself is told by its own name; Accelerate's models have a folder each.
+  fs::path own = is_latest && named != above ? named : folder;
+  if (kind == StateKind::dcp && !dcp_metadata.empty()) own = dcp_metadata.front().parent_path();
   fs::path relative = own.lexically_relative(above);
   return relative.empty() ? own : relative;
 }
