@@ -139,62 +139,6 @@ uint32_t degree_of(const Shard& shard) {
   return static_cast<uint32_t>(*std::max_element(counts.begin(), counts.end()));
 }
 
-// One fact of a step, under the name it has in messages.
-struct Evidence {
-  std::string name;
-  Value value;
-  std::optional<double> number;  // of a tensor or number
-
-  // base_optimizer_state_step is a setting's copy, which DeepSpeed leaves at 0.
-  bool is_step() const { return number && name.ends_with(".step"); }
-  bool is_setting() const { return name.ends_with(".param_groups"); }
-};
-
-void add_state_evidence(const Shard& shard, const Value& states, const std::string& path,
-                        std::vector<Evidence>& out) {
-  if (!states.is_mapping()) return;
-  if (const auto state = states.find("state"); state && state->is_mapping()) {
-    for (const auto& [index, entry] : state->as_dict().items) {
-      if (!entry.is_mapping() || !index.is(Kind::integer)) continue;
-      if (const auto step = entry.find("step")) {
-        out.push_back({path + ".state[" + std::to_string(index.as_int()) + "].step", *step,
-                       shard.archive.scalar(*step)});
-      }
-    }
-  }
-  if (const auto groups = states.find(keys::kParamGroups)) {
-    out.push_back({path + ".param_groups", *groups, std::nullopt});
-  }
-}
-
-std::vector<Evidence> evidence(const Shard& shard, std::string_view state_key) {
-  const Fields fields = optimizer_state(shard);
-  std::vector<Evidence> out;
-  if (const auto scaler = fields.get(keys::kLossScaler)) {
-    out.push_back({std::string(keys::kLossScaler), *scaler, std::nullopt});
-  }
-  if (const auto step = fields.get(keys::kBaseOptimizerStateStep)) {
-    out.push_back({std::string(keys::kBaseOptimizerStateStep), *step, shard.archive.scalar(*step)});
-  }
-  if (const auto states = fields.get(state_key)) {
-    const std::string path(state_key);
-    if (states->is(Kind::list)) {
-      // Elastic files: a list with the state of one flat tensor for each group.
-      const auto groups = states->as_sequence();
-      for (size_t g = 0; g < groups.size(); ++g) {
-        if (!groups[g].is_mapping()) continue;
-        if (const auto step = groups[g].find("step")) {
-          out.push_back(
-              {path + "[" + std::to_string(g) + "].step", *step, shard.archive.scalar(*step)});
-        }
-      }
-    } else {
-      add_state_evidence(shard, *states, path, out);
-    }
-  }
-  return out;
-}
-
 // The flat tensors of a rank, and with `states` what the optimizer keeps of them.
 std::vector<Value> tensors_of(const Shard& shard, std::string_view masters_key,
                               std::string_view state_key, bool states) {
@@ -402,94 +346,8 @@ void look_up_tensors(const CheckpointDraft& draft, std::string_view masters_key,
       const std::vector<Value> tensors = tensors_of(shard, masters_key, state_key, states);
       tbb::parallel_for(size_t{0}, tensors.size(),
                         [&](size_t t) { quietly([&] { shard.archive.tensor(tensors[t]); }); });
-      evidence(shard, state_key);
     });
   });
-}
-
-void check_same_step(CheckpointDraft& draft, std::string_view state_key) {
-  const Shard* reference = nullptr;
-  std::vector<Evidence> expected;
-  bool has_steps = false;
-  for (const Shard& shard : draft.optim_shards) {
-    if (shard.lost) continue;
-    std::vector<Evidence> found = evidence(shard, state_key);
-    const auto differ = [&](const std::string& name, const std::string& how) {
-      throw InconsistentError(shard.where(name), how + " in " + reference->display +
-                                                     ": the ranks were not saved at the same step");
-    };
-    if (reference == nullptr || shard.name.mp_rank != reference->name.mp_rank) {
-      // Ranks of other stages and slices have other groups, but the same steps.
-      const auto step = [](const std::vector<Evidence>& facts) {
-        return std::find_if(facts.begin(), facts.end(),
-                            [](const Evidence& fact) { return fact.is_step(); });
-      };
-      if (reference != nullptr) {
-        const auto a = step(expected);
-        const auto b = step(found);
-        if (a != expected.end() && b != found.end() && a->number != b->number) {
-          differ(b->name, "differs from that");
-        }
-      }
-      reference = &shard;
-      expected = std::move(found);
-      has_steps = step(expected) != expected.end();
-      continue;
-    }
-    int left = kMaxPlainValues;
-    for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
-      if (i >= expected.size()) differ(found[i].name, "is not");
-      if (i >= found.size()) differ(expected[i].name, "is missing here but is");
-      if (found[i].name != expected[i].name) differ(found[i].name, "is called otherwise");
-      if (found[i].number == expected[i].number &&
-          same_plain_data(found[i].value, expected[i].value, left)) {
-        continue;
-      }
-      if (!has_steps || !found[i].is_setting()) differ(found[i].name, "differs from that");
-      draft.notes.push_back(shard.display + ": " + found[i].name + " differs from that in " +
-                            reference->display + ", at the same step");
-    }
-  }
-}
-
-namespace {
-
-std::string step_text(double step) {
-  if (!(std::abs(step) < kMostWhole)) return std::to_string(step);
-  return std::to_string(static_cast<int64_t>(step));
-}
-
-// Flat tensors of a rank at stage 3; 1 at other stages.
-int64_t sub_groups_of(const Shard& optim) {
-  const auto flat = optimizer_state(optim).sequence(keys::kFp32FlatGroups);
-  return std::max<int64_t>(1, static_cast<int64_t>(flat.size()));
-}
-
-}  // namespace
-
-void note_other_step(CheckpointDraft& draft, std::string_view state_key) {
-  const Shard& optim = draft.optim_shards.front();
-  const Shard& model = draft.model_shards.front();
-  const Fields fields(model, model.archive.root());
-  const auto global = fields.integer_if_any(keys::kGlobalSteps);
-  if (!global) return;
-  // ZenFlow steps at intervals of its own.
-  if (draft.run_config.zenflow) return;
-  // Doubles: the file may say any number.
-  const double expected =
-      static_cast<double>(*global) -
-      static_cast<double>(fields.integer_if_any(keys::kSkippedSteps).value_or(0));
-  const auto release = release_of(fields.text(keys::kDsVersion));
-  const double most =
-      (expected + (is_before(release, kNoStepAtStart) ? 1 : 0)) *
-      static_cast<double>(is_before(release, kStepOfGroup) ? sub_groups_of(optim) : 1);
-  for (const Evidence& fact : evidence(optim, state_key)) {
-    if (!fact.is_step() || *fact.number == expected || *fact.number == most) continue;
-    draft.notes.push_back(model.display + " is of step " + step_text(expected) + ", but " +
-                          optim.display + " has " + fact.name + " = " + step_text(*fact.number) +
-                          ": if the optimizer was not started afresh, they are not of one save");
-    return;
-  }
 }
 
 }  // namespace dsckpt

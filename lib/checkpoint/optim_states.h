@@ -46,21 +46,9 @@ void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind);
 std::vector<const Shard*> optim_shards_of(const CheckpointDraft& draft, uint32_t mp_rank);
 
 // Looks up where flat tensors, listed at `masters_key`, and if wanted their states at `state_key`
-// lie, and the steps of those, in the files of many ranks at once: where files are far each of them
-// is a request. Of other files does nothing. What is wrong is said when it is looked at in its
-// turn.
+// lie, in the files of many ranks at once: where files are far each of them is a request. Of other
+// files does nothing. What is wrong is said when it is looked at in its turn.
 void look_up_tensors(const CheckpointDraft& draft, std::string_view masters_key,
                      std::string_view state_key, bool states);
-
-// Compares what must be equal on all ranks of one step: step counts, loss scale, hyper-parameters
-// (these among the data-parallel ranks of one mp rank).
-// Where there are step counts, hyper-parameters that differ are only noted: ranks may have
-// scheduled apart. `state_key` names the optimizer's state_dict within optimizer_state_dict. Throws
-// InconsistentError that names both files.
-void check_same_step(CheckpointDraft& draft, std::string_view state_key);
-
-// Adds a note if the model-states file counts other steps than the optimizer: its file may be of
-// another save. No error, for a run may start with a fresh optimizer.
-void note_other_step(CheckpointDraft& draft, std::string_view state_key);
 
 }  // namespace dsckpt

@@ -13,15 +13,6 @@
 namespace dsckpt {
 namespace {
 
-Shard stand_in(CheckpointDraft& draft, ShardName name, const Shard& other, std::string why) {
-  const std::filesystem::path path = draft.folder.path / name.file_name();
-  const std::string display = draft.folder.display(path);
-  const FileId id = draft.inputs.add_again(other.path, display);
-  draft.lost_files.push_back({name, display, std::move(why)});
-  draft.lost_ids.push_back(id);
-  return {name, path, display, TorchArchive::open(draft.inputs, id), true};
-}
-
 using LostNumbers = std::map<FileId, size_t>;  // of draft.lost_files
 
 std::set<size_t> lost_in(const LostNumbers& numbers, const TensorSource& source) {
@@ -40,6 +31,15 @@ std::set<size_t> lost_of(const LostNumbers& numbers, const Param& param) {
 }
 
 }  // namespace
+
+Shard stand_in(CheckpointDraft& draft, ShardName name, const Shard& other, std::string why) {
+  const std::filesystem::path path = draft.folder.path / name.file_name();
+  const std::string display = draft.folder.display(path);
+  const FileId id = draft.inputs.add_again(other.path, display);
+  draft.lost_files.push_back({name, display, std::move(why)});
+  draft.lost_ids.push_back(id);
+  return {name, path, display, TorchArchive::open(draft.inputs, id), true};
+}
 
 std::vector<Shard> open_with_stand_ins(CheckpointDraft& draft, const std::vector<ShardFile>& found,
                                        const std::vector<ShardName>& missing) {

@@ -6,6 +6,7 @@
 // nothing of it is ever taken for the lost rank's.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "checkpoint/layout.h"
@@ -19,6 +20,10 @@ namespace dsckpt {
 // which nothing is left.
 std::vector<Shard> open_with_stand_ins(CheckpointDraft& draft, const std::vector<ShardFile>& found,
                                        const std::vector<ShardName>& missing);
+
+// `other`, of the same mp rank, in the place of the file `name`, which is lost for the reason
+// `why`. Adds that to the draft.
+Shard stand_in(CheckpointDraft& draft, ShardName name, const Shard& other, std::string why);
 
 // The first of `files` that can be read. Throws the error of the first if none can.
 Shard open_first_readable(InputFiles& inputs, const std::vector<ShardFile>& files,

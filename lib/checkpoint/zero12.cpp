@@ -19,6 +19,7 @@
 #include "checkpoint/optim_states.h"
 #include "checkpoint/padding_books.h"
 #include "checkpoint/salvage.h"
+#include "checkpoint/steps.h"
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/zero_layout.h"
@@ -620,6 +621,9 @@ void read_zero12(CheckpointDraft& draft) {
   draft.facts.optimizer_wrapper =
       keeps_padding(optimizer_state(first)) ? EngineWrapper::bf16_optimizer : EngineWrapper::zero12;
 
+  look_up_tensors(draft, keys::kSingleFp32Partition, keys::kBaseOptimizerState,
+                  draft.optimizer_states);
+  check_steps(draft, keys::kBaseOptimizerState);
   std::vector<ModelStates> models;
   models.reserve(draft.model_shards.size());
   for (const Shard& shard : draft.model_shards) {
@@ -632,10 +636,6 @@ void read_zero12(CheckpointDraft& draft) {
     models.back().find_tied_views();
     add_router_aliases(models.back(), draft.inputs);
   }
-  look_up_tensors(draft, keys::kSingleFp32Partition, keys::kBaseOptimizerState,
-                  draft.optimizer_states);
-  check_same_step(draft, keys::kBaseOptimizerState);
-  note_other_step(draft, keys::kBaseOptimizerState);
 
   check_expert_files(draft);
   std::vector<World> worlds;

@@ -20,6 +20,7 @@
 #include "checkpoint/model_states.h"
 #include "checkpoint/offloaded.h"
 #include "checkpoint/optim_states.h"
+#include "checkpoint/steps.h"
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/run_config.h"
@@ -485,6 +486,8 @@ void read_zero3(CheckpointDraft& draft) {
   draft.facts.optimizer_wrapper = EngineWrapper::zero3;
   draft.facts.nvme_optimizer = draft.run_config.offload.nvme;
 
+  look_up_tensors(draft, keys::kFp32FlatGroups, keys::kOptimizerStateDict, true);
+  check_steps(draft, keys::kOptimizerStateDict);
   RankModels all(draft.model_shards);
   const std::vector<RankModel>& models = all.ranks();
   for (ModelStates& each : all.distinct()) {
@@ -495,9 +498,6 @@ void read_zero3(CheckpointDraft& draft) {
     each.find_tied_placeholders();
     if (each.shard().name.dp_rank == 0) add_router_aliases(each, draft.inputs);
   }
-  look_up_tensors(draft, keys::kFp32FlatGroups, keys::kOptimizerStateDict, true);
-  check_same_step(draft, keys::kOptimizerStateDict);
-  note_other_step(draft, keys::kOptimizerStateDict);
   std::vector<World> worlds;
   const size_t dp = draft.facts.mesh.dp;
   for (size_t begin = 0; begin < models.size(); begin += dp) {

@@ -1,6 +1,7 @@
 """Damaged, incomplete, mixed-up and hostile checkpoints: each is refused with a message that says where, and
 nothing is left behind."""
 import collections
+import json
 import os
 import pickle
 import re
@@ -657,6 +658,72 @@ class MixedUpTest(CliTest):
                     change(state)
                 self.assert_refused(scratch.folder, 3, "same step", where={"file": scratch.optim(1).name,
                                                                            "member": key})
+
+    def test_files_are_told_by_their_steps_and_those_of_another_can_be_left_out(self):
+        def steps_of(state):
+            return state.get("base_optimizer_state", state.get("optimizer_state_dict"))["state"][0]
+
+        for name in [Z2_PLAIN, Z1_BF16OPT, "z3_bf16_full_subgroups_w4", "z3_fp32_w3"]:
+            with self.subTest(case=name):
+                scratch = self.scratch(name)
+                was = load_shard(scratch.model())["global_steps"]
+                with scratch.optimizer(1) as state:
+                    steps_of(state)["step"] += 2
+                error = self.assert_refused(scratch.folder, 3, "same step")
+                self.assertIn(f"step {was + 2}: {scratch.optim(1).name}\n", error["message"])
+                self.assertRegex(error["message"], rf"step {was}: .*{scratch.optim(0).name}")
+                self.assertRegex(error["message"], rf"step {was}: .*model_states.pt")
+                # What the hint says is done.
+                self.assertIn("--allow-missing", error["hint"])
+                out = self.new_path()
+                done = self.zero_to_fp32(scratch.folder, out, "--allow-missing", "--safe-serialization", "--json")
+                self.assertEqual(done.returncode, 1, done.stderr)
+                lost, = json.loads(done.stdout)["data"]["lost_files"]
+                self.assertTrue(lost["file"].endswith(scratch.optim(1).name), lost)
+                self.assertEqual(lost["why"], f"is of step {was + 2}, the checkpoint of step {was}")
+                left = torch_files.load_file(out / "model.safetensors")
+                truth = scratch.case.truth()
+                self.assertLess(len(left), len(truth))
+                for tensor, value in left.items():
+                    self.assertTrue(torch_files.same_bits(value, truth[tensor]), tensor)
+
+    def test_optimizers_of_another_step_than_the_model_are_refused_in_fp32(self):
+        for name in ["z1_fp32_full_w4", Z2, Z3, "z1_fp32_elastic_w2"]:
+            with self.subTest(case=name):
+                scratch = self.scratch(name)
+                for path in scratch.tag.glob("*model_states.pt"):
+                    with edited(path) as state:
+                        was = state["global_steps"]
+                        state["global_steps"] = was + 2
+                for tool, *options in [("zero-to-fp32",), ("reshard", "--dp=1"), ("to-universal",), ("to-dcp", "--dp=1")]:
+                    paths = [scratch.folder, self.new_path()]
+                    if tool == "to-universal":
+                        paths = ["--input_folder", paths[0], "--output_folder", paths[1]]
+                    done = self.tool(tool, *paths, *options)
+                    self.assertEqual(done.returncode, 3, done.stderr)
+                    self.assertRegex(done.stderr, f"is {was}, but .*model_states.pt is of step {was + 2}: "
+                                                  "they are not of one save")
+                done = self.tool("ckpt-inspect", "verify", scratch.folder)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn(f"is of step {was + 2}", done.stdout)
+                done = self.zero_to_fp32(scratch.folder, self.new_path(), "--allow-missing")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn("not of one save", done.stderr)
+
+    def test_an_optimizer_that_was_started_afresh_is_told_by_its_learning_rate(self):
+        for rate, refused in [(0.25, False), (0.5, True)]:
+            scratch = self.scratch(Z2)
+            for rank in range(3):
+                with scratch.optimizer(rank) as state:
+                    groups = len(state["base_optimizer_state"]["param_groups"])
+                    for group in state["base_optimizer_state"]["param_groups"]:
+                        group["lr"], group["initial_lr"] = 0.25, 1.0
+            with edited(scratch.model()) as state:
+                state["global_steps"] += 2
+                state["lr_scheduler"] = {"_last_lr": [rate] * groups, "last_epoch": 3}
+            done = self.zero_to_fp32(scratch.folder, self.new_path())
+            self.assertEqual(done.returncode, 3 if refused else 0, done.stderr)
+            self.assertIn("they are not of one save", done.stderr)
 
     def test_model_files_of_different_steps_are_told(self):
         for key, value in [("global_steps", 4), ("skipped_steps", 1), ("global_samples", 1), ("ds_version", "0.1"),

@@ -49,11 +49,21 @@ def flip(path, offset, mask=0x10):
 
 
 def set_step(folder, step):
-    """Has the model-states files below `folder` say that so many steps were made."""
+    """Has the files below `folder` say that so many steps were made; with None, those of models say nothing."""
     import torch_files  # and NumPy
     for path in pathlib.Path(folder).rglob("*model_states.pt"):
         with torch_files.edited(path) as state:
-            state["global_steps"] = step
+            if step is None:
+                del state["global_steps"]
+            else:
+                state["global_steps"] = step
+    for path in pathlib.Path(folder).rglob("*optim_states.pt") if step is not None else ():
+        with torch_files.edited(path) as state:
+            optimizer = state["optimizer_state_dict"]
+            states = optimizer.get("base_optimizer_state", optimizer.get("optimizer_state_dict"))
+            for entry in states["state"].values() if isinstance(states, dict) else states:
+                if "step" in entry:
+                    entry["step"] = step
 
 
 def memory_limit(size):

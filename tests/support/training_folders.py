@@ -1,7 +1,7 @@
 """Folders as trainings leave them, built of real checkpoints by chance, with the truth of what lies where.
 
-A seed always makes the same folder. Each saved state is a copy of a test checkpoint whose model-states files say another
-step; which checkpoint it is a copy of tells whether a tool took the right one.
+A seed always makes the same folder. Each saved state is a copy of a test checkpoint whose files say another step; which
+checkpoint it is a copy of tells whether a tool took the right one.
 """
 import dataclasses
 import os
@@ -9,6 +9,7 @@ import pathlib
 import random
 import shutil
 
+import cli_common
 import tools
 import torch_files
 
@@ -57,12 +58,7 @@ class Maker:
         made = self.scratch / "pieces" / f"{case.name}-{step}"
         if not made.exists():
             shutil.copytree(case.tag_folder, made)
-            for path in made.glob("*model_states.pt"):
-                with torch_files.edited(path) as state:
-                    if step is None:
-                        del state["global_steps"]
-                    else:
-                        state["global_steps"] = step
+            cli_common.set_step(made, step)
         shutil.copytree(made, folder)
 
     def cases(self, count, family=None):

@@ -1,0 +1,327 @@
+#include "checkpoint/steps.h"
+
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/text.h"
+#include "checkpoint/optim_states.h"
+#include "checkpoint/salvage.h"
+#include "deepspeed/keys.h"
+#include "deepspeed/release.h"
+#include "io/far_files.h"
+
+namespace dsckpt {
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+// One fact of a step, under the name it has in messages.
+struct Evidence {
+  std::string name;
+  Value value;
+  std::optional<double> number;  // of a tensor or number
+
+  // base_optimizer_state_step is a setting's copy, which DeepSpeed leaves at 0.
+  bool is_step() const { return number && name.ends_with(".step"); }
+  bool is_setting() const { return name.ends_with(".param_groups"); }
+};
+
+void add_state_evidence(const Shard& shard, const Value& states, const std::string& path,
+                        std::vector<Evidence>& out) {
+  if (!states.is_mapping()) return;
+  if (const auto state = states.find("state"); state && state->is_mapping()) {
+    for (const auto& [index, entry] : state->as_dict().items) {
+      if (!entry.is_mapping() || !index.is(Kind::integer)) continue;
+      if (const auto step = entry.find("step")) {
+        out.push_back({path + ".state[" + std::to_string(index.as_int()) + "].step", *step,
+                       shard.archive.scalar(*step)});
+      }
+    }
+  }
+  if (const auto groups = states.find(keys::kParamGroups)) {
+    out.push_back({path + ".param_groups", *groups, std::nullopt});
+  }
+}
+
+std::vector<Evidence> evidence(const Shard& shard, std::string_view state_key) {
+  const Fields fields = optimizer_state(shard);
+  std::vector<Evidence> out;
+  if (const auto scaler = fields.get(keys::kLossScaler)) {
+    out.push_back({std::string(keys::kLossScaler), *scaler, std::nullopt});
+  }
+  if (const auto step = fields.get(keys::kBaseOptimizerStateStep)) {
+    out.push_back({std::string(keys::kBaseOptimizerStateStep), *step, shard.archive.scalar(*step)});
+  }
+  if (const auto states = fields.get(state_key)) {
+    const std::string path(state_key);
+    if (states->is(Kind::list)) {
+      // Elastic files: a list with the state of one flat tensor for each group.
+      const auto groups = states->as_sequence();
+      for (size_t g = 0; g < groups.size(); ++g) {
+        if (!groups[g].is_mapping()) continue;
+        if (const auto step = groups[g].find("step")) {
+          out.push_back(
+              {path + "[" + std::to_string(g) + "].step", *step, shard.archive.scalar(*step)});
+        }
+      }
+    } else {
+      add_state_evidence(shard, *states, path, out);
+    }
+  }
+  return out;
+}
+
+// Where files are far, each of them is a request: many at once. What is wrong is said later.
+void look_up_steps(const CheckpointDraft& draft, std::string_view state_key) {
+  if (far_requests() == 0) return;
+  tbb::parallel_for(size_t{0}, draft.optim_shards.size(), [&](size_t i) {
+    if (draft.optim_shards[i].lost) return;
+    try {
+      evidence(draft.optim_shards[i], state_key);
+    } catch (const Error&) {
+    }
+  });
+}
+
+std::string step_text(double step) {
+  if (!(std::abs(step) < kMostWhole)) return std::to_string(step);
+  return std::to_string(static_cast<int64_t>(step));
+}
+
+std::optional<double> first_step(const std::vector<Evidence>& facts) {
+  for (const Evidence& fact : facts) {
+    if (fact.is_step()) return fact.number;
+  }
+  return std::nullopt;
+}
+
+// Flat tensors of a rank at stage 3; 1 at other stages.
+int64_t sub_groups_of(const Shard& optim) {
+  const auto flat = optimizer_state(optim).sequence(keys::kFp32FlatGroups);
+  return std::max<int64_t>(1, static_cast<int64_t>(flat.size()));
+}
+
+// What the optimizer counts at the step of the model-states file: in old releases one of two
+// numbers. Doubles: the file may say any.
+struct ModelStep {
+  double counted;
+  double most;
+
+  bool is(double step) const { return step == counted || step == most; }
+};
+
+std::optional<ModelStep> step_of_model(const CheckpointDraft& draft) {
+  const Shard& model = draft.model_shards.front();
+  const Fields fields(model, model.archive.root());
+  const auto global = fields.integer_if_any(keys::kGlobalSteps);
+  // ZenFlow steps at intervals of its own.
+  if (!global || draft.run_config.zenflow) return std::nullopt;
+  const double counted =
+      static_cast<double>(*global) -
+      static_cast<double>(fields.integer_if_any(keys::kSkippedSteps).value_or(0));
+  const auto release = release_of(fields.text(keys::kDsVersion));
+  const int64_t times =
+      is_before(release, kStepOfGroup) ? sub_groups_of(draft.optim_shards.front()) : 1;
+  return ModelStep{counted, (counted + (is_before(release, kNoStepAtStart) ? 1 : 0)) *
+                                static_cast<double>(times)};
+}
+
+// Optimizer-states files by the steps that they hold: indices of draft.optim_shards.
+using FilesOfSteps = std::map<double, std::vector<size_t>>;
+
+FilesOfSteps files_of_steps(const CheckpointDraft& draft, std::string_view state_key) {
+  FilesOfSteps files;
+  for (size_t i = 0; i < draft.optim_shards.size(); ++i) {
+    if (draft.optim_shards[i].lost) continue;
+    const auto step = first_step(evidence(draft.optim_shards[i], state_key));
+    if (step && !std::isnan(*step)) files[*step].push_back(i);
+  }
+  return files;
+}
+
+// "\n  step 4: a.pt, b.pt and 6 more"
+std::string files_by_step(const CheckpointDraft& draft, const FilesOfSteps& files) {
+  constexpr size_t kShown = 4;
+  std::string text;
+  for (const auto& [step, indices] : files) {
+    text += "\n  step " + step_text(step) + ": ";
+    for (size_t i = 0; i < std::min(indices.size(), kShown); ++i) {
+      text += (i == 0 ? "" : ", ") + draft.optim_shards[indices[i]].name.file_name();
+    }
+    if (indices.size() > kShown)
+      text += " and " + std::to_string(indices.size() - kShown) + " more";
+  }
+  if (const auto model = step_of_model(draft)) {
+    text += "\n  step " + step_text(model->counted) + ": " +
+            draft.model_shards.front().name.file_name();
+  }
+  return text;
+}
+
+// That of the model-states file, if every mp rank has a file of it.
+std::optional<double> step_of_right_files(const CheckpointDraft& draft, const FilesOfSteps& files) {
+  const auto model = step_of_model(draft);
+  if (!model) return std::nullopt;
+  const auto right = std::find_if(files.begin(), files.end(),
+                                  [&](const auto& entry) { return model->is(entry.first); });
+  if (right == files.end()) return std::nullopt;
+  std::set<uint32_t> all;
+  std::set<uint32_t> left;
+  for (const Shard& shard : draft.optim_shards) all.insert(shard.name.mp_rank);
+  for (const size_t i : right->second) left.insert(draft.optim_shards[i].name.mp_rank);
+  if (left.size() < all.size()) return std::nullopt;
+  return right->first;
+}
+
+// Takes the files of other steps than that for lost. False if there is none.
+bool lose_other_steps(CheckpointDraft& draft, const FilesOfSteps& files) {
+  const auto right = step_of_right_files(draft, files);
+  if (!right) return false;
+  std::map<uint32_t, const Shard*> of_mp_rank;
+  for (const size_t i : files.at(*right)) {
+    of_mp_rank.emplace(draft.optim_shards[i].name.mp_rank, &draft.optim_shards[i]);
+  }
+  for (const auto& [step, indices] : files) {
+    if (step == *right) continue;
+    for (const size_t i : indices) {
+      Shard& shard = draft.optim_shards[i];
+      shard = stand_in(
+          draft, shard.name, *of_mp_rank.at(shard.name.mp_rank),
+          "is of step " + step_text(step) + ", the checkpoint of step " + step_text(*right));
+    }
+  }
+  return true;
+}
+
+// Whether the optimizer's learning rates, which have moved, are those that the schedule in the
+// model-states file gave last: then both were saved at once.
+bool has_rates_of(const Shard& model, const std::vector<Evidence>& facts) {
+  const auto schedule = Fields(model, model.archive.root()).get(keys::kLrScheduler);
+  if (!schedule || !schedule->is_mapping()) return false;
+  const auto last = schedule->find("_last_lr");
+  const auto groups = std::find_if(facts.begin(), facts.end(),
+                                   [](const Evidence& fact) { return fact.is_setting(); });
+  if (!last || groups == facts.end()) return false;
+  const auto rates = last->sequence_or_empty();
+  const auto settings = groups->value.sequence_or_empty();
+  if (rates.empty() || rates.size() != settings.size()) return false;
+  bool have_moved = false;
+  for (size_t i = 0; i < rates.size(); ++i) {
+    if (!settings[i].is_mapping()) return false;
+    const auto rate = settings[i].find("lr");
+    const auto first = settings[i].find("initial_lr");
+    if (!rate || !same_plain_data(*rate, rates[i])) return false;
+    have_moved = have_moved || (first && !same_plain_data(*rate, *first));
+  }
+  return have_moved;
+}
+
+void check_step_of_model(CheckpointDraft& draft, std::string_view state_key) {
+  const auto expected = step_of_model(draft);
+  if (!expected) return;
+  const Shard& optim = draft.optim_shards.front();
+  const Shard& model = draft.model_shards.front();
+  const std::vector<Evidence> facts = evidence(optim, state_key);
+  const auto other = std::find_if(facts.begin(), facts.end(), [&](const Evidence& fact) {
+    return fact.is_step() && !expected->is(*fact.number);
+  });
+  if (other == facts.end()) return;
+  const auto& engine = draft.run_config.engine;
+  // Where DeepSpeed loads universal checkpoints at stage 3, sub-groups share one step, which then
+  // runs ahead.
+  const bool may_run_ahead = *other->number > expected->counted && sub_groups_of(optim) > 1;
+  if (engine && engine->precision == Precision::fp32 && !may_run_ahead && !draft.allow_missing &&
+      !has_rates_of(model, facts)) {
+    throw InconsistentError(optim.where(other->name),
+                            "is " + step_text(*other->number) + ", but " + model.display +
+                                " is of step " + step_text(expected->counted) +
+                                ": they are not of one save, or the optimizer was started afresh");
+  }
+  draft.notes.push_back(model.display + " is of step " + step_text(expected->counted) + ", but " +
+                        optim.display + " has " + other->name + " = " + step_text(*other->number) +
+                        ": if the optimizer was not started afresh, they are not of one save");
+}
+
+// How a rank's file differs from that of another one.
+struct Difference {
+  Where where;
+  std::string text;
+};
+
+// The first one. Settings that may differ are noted.
+std::optional<Difference> first_difference(CheckpointDraft& draft, std::string_view state_key) {
+  const Shard* reference = nullptr;
+  std::vector<Evidence> expected;
+  bool has_steps = false;
+  for (const Shard& shard : draft.optim_shards) {
+    if (shard.lost) continue;
+    std::vector<Evidence> found = evidence(shard, state_key);
+    const auto differs = [&](const std::string& name, const std::string& how) {
+      return Difference{shard.where(name), how + " in " + reference->display +
+                                               ": the ranks were not saved at the same step"};
+    };
+    if (reference == nullptr || shard.name.mp_rank != reference->name.mp_rank) {
+      // Ranks of other stages and slices have other groups, but the same steps.
+      const auto step = [](const std::vector<Evidence>& facts) {
+        return std::find_if(facts.begin(), facts.end(),
+                            [](const Evidence& fact) { return fact.is_step(); });
+      };
+      if (reference != nullptr) {
+        const auto a = step(expected);
+        const auto b = step(found);
+        if (a != expected.end() && b != found.end() && a->number != b->number) {
+          return differs(b->name, "differs from that");
+        }
+      }
+      reference = &shard;
+      expected = std::move(found);
+      has_steps = step(expected) != expected.end();
+      continue;
+    }
+    int left = kMaxPlainValues;
+    for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
+      if (i >= expected.size()) return differs(found[i].name, "is not");
+      if (i >= found.size()) return differs(expected[i].name, "is missing here but is");
+      if (found[i].name != expected[i].name) return differs(found[i].name, "is called otherwise");
+      if (found[i].number == expected[i].number &&
+          same_plain_data(found[i].value, expected[i].value, left)) {
+        continue;
+      }
+      if (!has_steps || !found[i].is_setting()) return differs(found[i].name, "differs from that");
+      draft.notes.push_back(shard.display + ": " + found[i].name + " differs from that in " +
+                            reference->display + ", at the same step");
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void check_steps(CheckpointDraft& draft, std::string_view state_key) {
+  look_up_steps(draft, state_key);
+  const size_t notes = draft.notes.size();
+  while (const auto difference = first_difference(draft, state_key)) {
+    const FilesOfSteps files = files_of_steps(draft, state_key);
+    if (files.size() < 2) throw InconsistentError(difference->where, difference->text);
+    if (draft.allow_missing && lose_other_steps(draft, files)) {
+      draft.notes.resize(notes);
+      continue;
+    }
+    InconsistentError error(difference->where, difference->text + files_by_step(draft, files));
+    if (step_of_right_files(draft, files)) throw error;
+    throw std::move(error).with_hint(cure_of(draft.folder, std::nullopt, false));
+  }
+  check_step_of_model(draft, state_key);
+}
+
+}  // namespace dsckpt
