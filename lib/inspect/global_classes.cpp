@@ -150,9 +150,9 @@ GlobalClass suspicion(std::string_view module, std::string_view name) {
   return std::max(suspicion_of(new_module, new_name), suspicion_of(module, name));
 }
 
-bool takes_members_of_enums(const pickle::NamedGlobal& global) {
+bool takes_written_attributes(const pickle::NamedGlobal& global) {
   return global.uses == 0 && !global.attributes.empty() &&
-         std::all_of(global.attributes.begin(), global.attributes.end(), is_enum_member);
+         std::all_of(global.attributes.begin(), global.attributes.end(), is_written_attribute);
 }
 
 }  // namespace
@@ -186,7 +186,7 @@ GlobalClass classify(const pickle::NamedGlobal& global) {
     case Form::name:
       break;
   }
-  if (takes_members_of_enums(global)) return GlobalClass::harmless;
+  if (takes_written_attributes(global)) return GlobalClass::harmless;
   if ((global.uses & kNeverHarmless) != 0) return GlobalClass::dangerous;
   const unsigned written = written_uses(global.module, global.name);
   if (written == 0) return suspicion(global.module, global.name);

@@ -1,6 +1,7 @@
 #include "inspect/written_calls.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <limits>
 #include <optional>
@@ -78,15 +79,19 @@ constexpr char kNothingElse = 0;
 // A row says of some names how they are used; what they are called or made with; and what state the
 // result is given. Arguments and states are patterns, with | between those that writers have:
 //
-//   i  an integer           x  a text             I  a shape: a tuple of sizes, or a torch.Size
-//   r  a float              B  bytes              J  the tuple of sizes that a torch.Size is made
-//   of b  a truth value        e  "latin1"           L  a list       M  a dict 0  False   1  True
-//   n  a number, text, bytes, None, or a result that is as plain w  anything but a name  q  a
-//   fraction's text  v  anything s  a storage            F  a default factory  T  a class of
-//   tensors; both may be unknown ones A  attributes: a dict of names that are not Python's own
-//   (__setstate__) S  attributes, or a pair of them and of those in slots C  a random generator's
-//   numbers: a dict of texts, numbers, arrays and such dicts K  what numpy calls an element type:
-//   "f8" N  numpy.ndarray   Z  (0,)   Y  b"b"   #  the state of a dtype   @  the state of an array
+//   i  an integer          x  a text            I  a shape: a tuple of sizes, or a torch.Size
+//   r  a float             B  bytes             J  the tuple of sizes that torch.Size is made of
+//   b  a truth value       e  "latin1"          0  False             1  True
+//   L  a list              M  a dict            w  anything but a name
+//   q  a fraction's text   v  anything          s  a storage
+//   n  a number, text, bytes, None, or a result that is as plain
+//   F  a default factory   T  a class of tensors; both may be unknown ones
+//   A  attributes: a dict of names that are not Python's own (__setstate__)
+//   S  attributes, or a pair of them and of those in slots
+//   C  a random generator's numbers: a dict of texts, numbers, arrays and such dicts
+//   K  what numpy calls an element type: "f8"
+//   N  numpy.ndarray       Z  (0,)              Y  b"b"
+//   #  the state of a dtype                     @  the state of an array
 //
 // other letters stand for what a row says that its name `is`, or that calling it `gives`;
 // parentheses for a tuple of just these; ? before an argument that may be left out, with all behind
@@ -195,7 +200,8 @@ constexpr Row kRows[] = {
     // They call what they are given first with the tuple that they are given third.
     {"torch._tensor", "_rebuild_from_type", kCall, kNothingElse, 't', "XTvA"},
     {"torch.tensor", "_rebuild_from_type", kCall, kNothingElse, 't', "XTvA"},
-    {"torch._tensor", "_rebuild_from_type_v2", kCall, kNothingElse, 't', "XTvS"},
+    // The second state is ShardedTensor's: shards, metadata, ranks, their order, whether by RPC.
+    {"torch._tensor", "_rebuild_from_type_v2", kCall, kNothingElse, 't', "XTvS|Xhv(Lvvv0)"},
     {"torch._utils", "_rebuild_tensor", kValue | kCall, 'X', 't', "siII"},
     {"torch._utils", "_rebuild_tensor_v2", kValue | kCall, 'X', 't', "siIIbO?A"},
     {"torch._utils", "_rebuild_tensor_v3", kValue | kCall, 'X', 't', "siIIbOd?A"},
@@ -205,11 +211,16 @@ constexpr Row kRows[] = {
     {"torch._utils", "_rebuild_sparse_tensor", kValue | kCall, 'X', 't', "l(ttI?b)|l(tttI)"},
     {"torch._utils", "_rebuild_sparse_csr_tensor", kValue | kCall, 'X', 't', "l(tttI)"},
     {"torch._utils", "_rebuild_meta_tensor_no_storage", kValue | kCall, 'X', 't', "dIIb"},
-    {"torch._utils", "_rebuild_wrapper_subclass", kValue | kCall, 'X', 't', "TdIIilVb"},
+    {"torch._utils", "_rebuild_wrapper_subclass", kValue | kCall, 'X', 't', "TdIIilVb|hdIIilVb"},
     {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor", kValue | kCall, 'X', 't',
      "tdVb|tdxb"},
     {"torch._utils", "_rebuild_device_tensor_from_numpy _rebuild_xla_tensor", kValue | kCall, 'X',
      't', "adxb"},
+    {"torch.distributed._shard.metadata", "ShardMetadata", kMake | kState, kNothingElse,
+     kNothingElse, "", "S"},
+    {"torch.distributed._shard.sharded_tensor.api", "ShardedTensor", kValue, 'h'},
+    {"torch.distributed._shard.sharded_tensor.shard", "Shard", kMake | kState, kNothingElse,
+     kNothingElse, "", "S"},
     {"torch.distributed._shard.sharded_tensor.metadata", "TensorProperties", kMake | kState,
      kNothingElse, kNothingElse, "", "(vvbvb)|A"},
     {"torch.distributed._tensor.api", "DTensor", kValue, 'T'},
@@ -247,13 +258,15 @@ constexpr Names kPlainClasses[] = {
     {"deepspeed.utils.tensor_fragment", "fragment_address"},
     {"peft.tuners.lora.config", "LoraConfig LoraRuntimeConfig"},
     {"torch.distributed._mesh_layout", "_FlatLayout _MeshLayout"},
-    {"torch.distributed._shard.metadata", "ShardMetadata"},
     {"torch.distributed._shard.sharded_tensor.metadata", "ShardedTensorMetadata"},
+    {"torch.distributed._shard.sharding_spec.api", "EnumerableShardingSpec"},
+    {"torch.distributed._shard.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec"},
     {"torch.distributed.checkpoint.filesystem", "_StorageInfo _StoragePrefix"},
     {"torch.distributed.checkpoint.metadata",
      "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta "
      "TensorStorageMetadata"},
     {"torch.distributed.device_mesh", "DeviceMesh"},
+    {"torch.distributed.remote_device", "_remote_device"},
     {"torch.distributed.tensor.placement_types", "Partial Replicate Shard _StridedShard"},
     {"transformers.generation.configuration_utils", "GenerationConfig"},
     {"transformers.integrations.deepspeed", "HfDeepSpeedConfig HfTrainerDeepSpeedConfig"},
@@ -268,8 +281,18 @@ constexpr Names kPlainClasses[] = {
     {"trl.trainer.sft_config", "SFTConfig"},
     {"uuid", "UUID"},
 };
+// Those of them that are inside of others, which picklers of protocol 2 and 3 take by getattr.
+constexpr std::array<std::string_view, 3> kInnerClasses[] = {
+    {"torch.distributed._shard.sharded_tensor.api", "ShardedTensor", "ProcessGroupState"},
+};
 constexpr Row kPlainRow{"", "", kMake | kState, kNothingElse, kNothingElse, "", "A"};
 constexpr Row kEnumRow{"", "", kValue | kCall, kNothingElse, 'n', "n"};
+
+bool is_inner_class_of(std::string_view module, std::string_view owner, std::string_view name) {
+  return std::any_of(std::begin(kInnerClasses), std::end(kInnerClasses), [&](const auto& each) {
+    return each[0] == module && each[1] == owner && each[2] == name;
+  });
+}
 
 const Row* row_of(std::string_view module, std::string_view name) {
   const auto renamed = pickle::python3_name(module, name);
@@ -391,6 +414,10 @@ class Judge final : public pickle::Witness {
       return;
     }
     if (!callable.is(Kind::global)) {
+      const bool is_made = result.is(Kind::object) &&
+                           result.as_object().made == ObjectNode::Made::newobj &&
+                           arguments.sequence_or_empty().empty();
+      if (is_made && is_inner_class(callable)) return allocate(memory_of(nullptr), at);
       if (Named* maker = maker_of(callable)) maker->judged.named.uses |= pickle::kResultCalled;
       return;
     }
@@ -416,6 +443,9 @@ class Judge final : public pickle::Witness {
   void built(const Value& object, uint64_t at) override {
     Named* entry = maker_of(object);
     if (entry == nullptr) return;
+    if (is_inner_class(object.as_object().callable) && is_attributes(object.as_object().state)) {
+      return allocate(size_of_copies(Values(&object.as_object().state, 1)), at);
+    }
     entry->judged.named.uses |= pickle::kBuilt;
     const Value& state = object.as_object().state;
     allocate(size_of_copies(Values(&state, 1)) + size_of_copies(state.sequence_or_empty()), at);
@@ -651,6 +681,20 @@ class Judge final : public pickle::Witness {
     if (std::find(attributes.begin(), attributes.end(), attribute) != attributes.end()) return;
     if (attributes.size() >= kMaxAttributes) return refuse(getattr, at, kArguments);
     attributes.push_back(attribute);
+  }
+
+  // Whether it is what getattr gave, a class of the table.
+  bool is_inner_class(const Value& value) {
+    if (!value.is(Kind::object) || !value.as_object().callable.is(Kind::global)) return false;
+    const Named* function = known(value.as_object().callable);
+    const Values values = value.as_object().arguments.sequence_or_empty();
+    if (function == nullptr || !is_getattr(*function) || values.size() != 2 ||
+        !values[0].is(Kind::global) || !values[1].is(Kind::string)) {
+      return false;
+    }
+    const Named* owner = known(values[0]);
+    return owner != nullptr && is_inner_class_of(owner->judged.named.module,
+                                                 owner->judged.named.name, values[1].as_string());
   }
 
   // _reconstructor(class, object, None), (class, base, value); __newobj__(class, ...).
@@ -1102,9 +1146,11 @@ unsigned written_uses(std::string_view module, std::string_view name) {
   return row == nullptr ? 0 : row->uses;
 }
 
-bool is_enum_member(const NamedGlobal::Attribute& attribute) {
-  return lists(kEnums, attribute.module, attribute.owner) && !attribute.name.empty() &&
-         attribute.name[0] != '_' && !has_word(kNoMembers, attribute.name);
+bool is_written_attribute(const NamedGlobal::Attribute& attribute) {
+  const bool is_member = lists(kEnums, attribute.module, attribute.owner) &&
+                         !attribute.name.empty() && attribute.name[0] != '_' &&
+                         !has_word(kNoMembers, attribute.name);
+  return is_member || is_inner_class_of(attribute.module, attribute.owner, attribute.name);
 }
 
 Judgement judge(ByteSpan bytes, PickleOf whose, uint64_t file_size, uint64_t base) {

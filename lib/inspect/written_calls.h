@@ -19,9 +19,10 @@ namespace dsckpt {
 // Names of Python 2 count as what Python 3 makes of them (_compat_pickle.py).
 unsigned written_uses(std::string_view module, std::string_view name);
 
-// True for a member of an enum whose classes are in the table, as Python 3.11.0 to 3.11.3 pickle
-// members: by getattr.
-bool is_enum_member(const pickle::NamedGlobal::Attribute& attribute);
+// True for what picklers take by getattr: a member of an enum whose class is in the table, as
+// Python 3.11.0 to 3.11.3 do, and a class of the table that is inside of another, as protocols 2
+// and 3 do.
+bool is_written_attribute(const pickle::NamedGlobal::Attribute& attribute);
 
 // Whose pickle it is: torch's name storages by persistent ids.
 enum class PickleOf : uint8_t { anybody, torch };

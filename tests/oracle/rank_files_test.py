@@ -157,6 +157,8 @@ class RankFilesTest(OracleTest):
     def assert_engine(self, kind):
         values, states = self.run_engines(kind)
         ranks = self.ranks
+        ran = run_tool("ckpt-inspect", "scan", ranks)
+        self.assertEqual(ran.returncode, 0, ran.stdout)
         out = self.folder / "out"
         ran = run_tool("zero-to-fp32", ranks, out, "--states")
         self.assertEqual(ran.returncode, 0, ran.stderr)
