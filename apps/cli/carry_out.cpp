@@ -122,17 +122,30 @@ void note_transfers(const CLI::App& app, const Common& common,
   note(app, common, "the run would take " + text);
 }
 
+// What a user types next: files that were packed on the way have to be unpacked first.
+std::string next_of(const Job& job, const std::filesystem::path& output, const RunStats& stats) {
+  if (far_place(std::filesystem::absolute(output))) return "";
+  const std::string next = job->report->next(*job, output);
+  const bool is_packed = stats.bytes_stored != stats.bytes_written;
+  if (next.empty() || !is_packed || next.starts_with("ckpt-pack")) return next;
+  return "ckpt-pack unpack " + shell_word(output.string()) + " FOLDER";
+}
+
 void say_after(const CLI::App& app, const Common& common, const Job& job,
                const std::filesystem::path& output, const RunStats& stats) {
   for (const std::string& text : job->report->notes_after(*job, output)) note(app, common, text);
   for (const std::string& text : stats.notes) note(app, common, text);
+  const std::string next = next_of(job, output, stats);
   if (common.json) {
-    print_json("done", done_json(job_json(*job), output.string(), stats));
+    nlohmann::json data = job_json(*job);
+    if (!next.empty()) data["next"] = next;
+    print_json("done", done_json(std::move(data), output.string(), stats));
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": " << job->what << ", " << human_bytes(stats.bytes_written)
               << packed_text(stats) << " in " << shown_path(output) << kept_text(stats) << ", "
               << human_seconds(stats.seconds) << ", " << checks_text(stats) << read_back_text(stats)
               << "\n";
+    if (!next.empty()) std::cerr << app.get_name() << ": next: " << printable(next) << "\n";
   }
   // The output is there whether or not anybody hears of it.
   try {

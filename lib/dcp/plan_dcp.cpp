@@ -21,6 +21,7 @@
 #include "job/cast.h"
 #include "job/job_impl.h"
 #include "job/key_map.h"
+#include "job/next_step.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -93,6 +94,8 @@ bool is_of_the_engine(std::string_view key) {
 // "metadata_bytes", "files": [...], "bytes_read", "bytes_written"}
 class DcpReport : public JobReport {
  public:
+  DcpReport(DcpPreset preset, Program program) : preset_(preset), program_(program) {}
+
   void add(DcpWriter::Contents contents) {
     tensors_.insert(tensors_.end(), contents.tensors.begin(), contents.tensors.end());
     keys_ += contents.keys;
@@ -132,7 +135,24 @@ class DcpReport : public JobReport {
     return listing;
   }
 
+  std::string next(const Job::Impl&, const fs::path& output) const override {
+    const std::string folder = python_text(output.string());
+    switch (preset_) {
+      case DcpPreset::accelerate:
+        return going_on(program_ == Program::trainer ? program_ : Program::accelerate, output);
+      case DcpPreset::torchtitan:
+        return "--checkpoint.initial_load_path " + shell_word(output.string());
+      case DcpPreset::lightning:
+        return "fabric.load(" + folder + ", state)";
+      case DcpPreset::torch:
+        break;
+    }
+    return "torch.distributed.checkpoint.load(state_dict, checkpoint_id=" + folder + ")";
+  }
+
  private:
+  DcpPreset preset_;
+  Program program_;
   std::vector<DcpWriter::Tensor> tensors_;
   uint64_t keys_ = 0;
   uint64_t chunks_ = 0;
@@ -163,7 +183,7 @@ class DcpPlanner {
       add_optimizer();
       add_run();
     }
-    DcpReport report;
+    DcpReport report(options_.preset, program_of(checkpoint_));
     report.add(std::move(model_).lay_out(plan_));
     if (!one_folder_ && has_optimizer_) report.add(std::move(optimizer_).lay_out(plan_));
     if (options_.preset == DcpPreset::lightning) lay_out_lightning_file();

@@ -9,6 +9,10 @@
 
 namespace dsckpt {
 
+std::string JobReport::next(const Job::Impl&, const std::filesystem::path&) const {
+  return "";
+}
+
 std::vector<std::string> JobReport::notes_after(const Job::Impl&,
                                                 const std::filesystem::path&) const {
   return {};

@@ -34,6 +34,9 @@ class JobReport {
   // Notes on the output folder, after a run.
   virtual std::vector<std::string> notes_after(const Job::Impl& job,
                                                const std::filesystem::path& output) const;
+  // What a user types next, after a run into a local folder: a command, or a line of Python. "" if
+  // nothing can be said.
+  virtual std::string next(const Job::Impl& job, const std::filesystem::path& output) const;
 };
 
 // The SHA-256 of each packable file's content: not looked at, kept in the packed files, or compared

@@ -152,6 +152,10 @@ class CopyReport : public JobReport {
     return listing;
   }
 
+  std::string next(const Job::Impl&, const fs::path& output) const override {
+    return packs_ ? "ckpt-pack unpack " + shell_word(output.string()) + " FOLDER" : "";
+  }
+
  private:
   bool packs_;
 };

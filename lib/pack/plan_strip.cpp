@@ -24,6 +24,7 @@
 #include "job/job_impl.h"
 #include "job/links.h"
 #include "job/neighbours.h"
+#include "job/next_step.h"
 #include "pack/training_values.h"
 
 namespace dsckpt {
@@ -91,6 +92,11 @@ class StripReport : public JobReport {
     listing.below.push_back(counted(files.size(), "file") + ", " + human_bytes(bytes_before()) +
                             " become " + human_bytes(bytes_after()));
     return listing;
+  }
+
+  std::string next(const Job::Impl& job, const fs::path& output) const override {
+    if (keep == Keep::resume) return going_on(program_of(*job.checkpoint), output);
+    return "zero-to-fp32 " + shell_word(output.string()) + " WEIGHTS --safe-serialization";
   }
 
  private:

@@ -15,6 +15,7 @@
 #include "dsckpt/reshard.h"
 #include "job/job_impl.h"
 #include "job/neighbours.h"
+#include "job/next_step.h"
 #include "reshard/batch_plan.h"
 #include "reshard/choose_target.h"
 #include "reshard/copies.h"
@@ -65,6 +66,7 @@ class ReshardReport : public JobReport {
   std::string tag;
   std::string weights_from;        // SourceOptions::weights_from
   std::optional<BatchPlan> batch;  // only if it was asked for
+  Program program = Program::deepspeed;
 
   nlohmann::json json(const Job::Impl& job) const override {
     nlohmann::json described = nlohmann::json::array();
@@ -99,6 +101,10 @@ class ReshardReport : public JobReport {
   }
 
   std::string preface() const override { return batch ? text_of(*batch) : ""; }
+
+  std::string next(const Job::Impl&, const fs::path& output) const override {
+    return going_on(program, output);
+  }
 };
 
 // The batch settings are those of the run that saved the checkpoint, in the new run's
@@ -313,6 +319,8 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   auto report = std::make_shared<ReshardReport>();
   report->tag = tag_of(checkpoint);
   report->weights_from = source->options.weights_from.string();
+  report->program =
+      program_of(checkpoint.facts().from_weights && source->like ? *source->like : checkpoint);
   PlanBuilder plan;
   if (checkpoint.facts().model_parallel && checkpoint.facts().layout != "universal") {
     lay_out_worlds(source, target, plan, *report, job);

@@ -9,6 +9,7 @@
 #include "dsckpt/error.h"
 #include "dsckpt/universal.h"
 #include "job/job_impl.h"
+#include "job/next_step.h"
 #include "universal/loader_notes.h"
 #include "universal/metadata.h"
 #include "universal/start.h"
@@ -61,6 +62,15 @@ class UniversalReport : public JobReport {
     return listing;
   }
 
+  std::string next(const Job::Impl&, const fs::path& output) const override {
+    const fs::path above = output.has_parent_path() ? output.parent_path() : fs::path(".");
+    return going_on(program, above) +
+           ", with \"checkpoint\": {\"load_universal\": true} in the "
+           "DeepSpeed configuration";
+  }
+
+  Program program = Program::deepspeed;
+
  private:
   std::vector<Entry> entries_;
 };
@@ -112,6 +122,7 @@ class Planner {
     job_.place.pointer = "latest_universal";
     job_.what =
         counted(report_.size(), "parameter") + " in " + counted(job_.plan.outputs().size(), "file");
+    report_.program = program_of(checkpoint_);
     job_.report = std::make_shared<const UniversalReport>(std::move(report_));
     return Job(std::move(job_));
   }

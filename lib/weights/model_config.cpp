@@ -1,10 +1,13 @@
 #include "weights/model_config.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
+
+#include "base/json.h"
 
 namespace dsckpt {
 namespace {
@@ -128,6 +131,22 @@ std::vector<NamedType> types_in(std::string_view text) {
 }
 
 }  // namespace
+
+std::string architecture_in_config(std::string_view text) {
+  const std::string unknown = "AutoModel";
+  const Json config = parse_json(text);
+  if (!config.is_object()) return unknown;
+  const auto found = config.find("architectures");
+  if (found == config.end() || !found->is_array() || found->empty()) return unknown;
+  const auto* const name = found->front().get_ptr<const std::string*>();
+  const auto is_of_word = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  };
+  if (name == nullptr || name->empty() || !std::all_of(name->begin(), name->end(), is_of_word)) {
+    return unknown;
+  }
+  return *name;
+}
 
 std::optional<DType> dtype_in_config(std::string_view text) {
   const NamedType* first = nullptr;

@@ -14,6 +14,10 @@ namespace dsckpt {
 // torch has, and if `text` is no JSON.
 std::optional<DType> dtype_in_config(std::string_view text);
 
+// The class of transformers that the configuration is of (architectures[0]), or "AutoModel" if it
+// names none that is a word of Python.
+std::string architecture_in_config(std::string_view text);
+
 // `text` with `dtype` in the place of each type that it names, itself and in its parts; not how it
 // is quantized (quantization_config). All other bytes stay. What is no JSON comes back as it is.
 std::string config_with_dtype(std::string_view text, DType dtype);

@@ -473,6 +473,7 @@ Job plan_adapter(const Source& source, const WeightsOptions& weights,
   if (!left_out.empty()) job.notes.push_back(left_out_note(source->path, left_out));
   job.what = summary_of(split);
   auto report = std::make_shared<WeightsReport>(std::move(split), std::vector<StateFiles>());
+  report->set_kind(kSafetensors, false, names.size() == 1);
   if (source->options.allow_missing) report->add_salvage(checkpoint, {});
   job.report = std::move(report);
   return Job(std::move(job));

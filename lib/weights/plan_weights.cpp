@@ -84,6 +84,9 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   }
   job.what = summary_of(split) + (has_masters ? "" : " (weights without fp32 masters)");
   auto report = std::make_shared<WeightsReport>(std::move(split), std::move(states));
+  const bool all = options.include.empty() && options.exclude.empty() &&
+                   !options.exclude_frozen_parameters && valueless.empty();
+  report->set_kind(*options.format, all, false);
   report->add_missing(std::move(missing));
   report->add_facts(has_masters, std::move(valueless));
   if (source->options.allow_missing) report->add_salvage(checkpoint, incomplete);

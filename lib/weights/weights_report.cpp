@@ -9,6 +9,9 @@
 
 #include "base/text.h"
 #include "io/content_name.h"
+#include "io/input_file.h"
+#include "job/next_step.h"
+#include "weights/model_config.h"
 #include "weights/state_files.h"
 
 namespace dsckpt {
@@ -113,6 +116,40 @@ std::vector<std::string> WeightsReport::notes_after(const Job::Impl& job,
                     "; whoever loads the folder may take it for the new weights");
   }
   return notes;
+}
+
+namespace {
+
+// The class of transformers that loads the folder, if it has a configuration.
+std::optional<std::string> architecture_of(const fs::path& folder) {
+  std::error_code failed;
+  const fs::path path = folder / "config.json";
+  if (!fs::is_regular_file(path, failed)) return std::nullopt;
+  const InputFile config(path);
+  if (config.size() > InputFile::kMostAtOnce) return std::nullopt;
+  const std::vector<std::byte> bytes = config.read(0, config.size());
+  return architecture_in_config({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+}  // namespace
+
+std::string WeightsReport::next(const Job::Impl&, const fs::path& output) const {
+  const std::string folder = python_text(output.string());
+  if (is_adapter_) return "PeftModel.from_pretrained(model, " + folder + ")";
+  if (!loads_ || salvage_) return "";
+  if (const auto architecture = architecture_of(output)) {
+    return *architecture + ".from_pretrained(" + folder + ")";
+  }
+  if (split_.files.size() > 1) return "accelerate.load_checkpoint_in_model(model, " + folder + ")";
+  const std::string file = python_text((output / split_.files.front().path).string());
+  if (format_ == &kSafetensors) return "safetensors.torch.load_model(model, " + file + ")";
+  return "model.load_state_dict(torch.load(" + file + "))";
+}
+
+void WeightsReport::set_kind(const WeightsFormat& format, bool loads, bool is_adapter) {
+  format_ = &format;
+  loads_ = loads;
+  is_adapter_ = is_adapter;
 }
 
 void WeightsReport::add_missing(std::vector<std::string> notes) {

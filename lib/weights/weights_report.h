@@ -28,6 +28,9 @@ class WeightsReport : public JobReport {
   // What is lost, and what is not written for that.
   void add_salvage(const Checkpoint& checkpoint, const std::vector<IncompleteParam>& incomplete);
 
+  // `loads`: whether the files hold a whole model; `is_adapter`: or an adapter. What a run then
+  // says last depends on it.
+  void set_kind(const WeightsFormat& format, bool loads, bool is_adapter);
   // What transformers will miss.
   void add_missing(std::vector<std::string> notes);
 
@@ -37,6 +40,8 @@ class WeightsReport : public JobReport {
   // the folder may take them for the new ones.
   std::vector<std::string> notes_after(const Job::Impl& job,
                                        const std::filesystem::path& output) const override;
+  // Reads the config.json in the output.
+  std::string next(const Job::Impl& job, const std::filesystem::path& output) const override;
 
  private:
   WeightsSplit split_;
@@ -45,6 +50,9 @@ class WeightsReport : public JobReport {
   std::vector<std::string> valueless_;
   std::vector<std::string> missing_;
   std::optional<nlohmann::json> salvage_;  // salvage_json()
+  const WeightsFormat* format_ = nullptr;
+  bool loads_ = false;
+  bool is_adapter_ = false;
 };
 
 // "12 tensors in 1 file"
