@@ -95,6 +95,17 @@ void check_replaceable(const Place& place, const fs::path& output, bool force, b
   check_only_ours(place, output, !resume && !in_store);
 }
 
+void check_alone(const Place& place, const fs::path& output) {
+  const std::vector<std::string> others = place.others(output);
+  if (others.empty()) return;
+  const std::string more =
+      others.size() == 1 ? "" : " and " + counted(others.size() - 1, "file") + " more";
+  throw UsageError(output.string() + ": holds " + others.front() + more +
+                   " of another run, which would be taken for a part of what is written")
+      .with_hint("give an empty folder, or --force, which writes beside " +
+                 std::string(others.size() == 1 ? "it" : "them"));
+}
+
 Place::Input input_of(const Checkpoint& checkpoint) {
   const CheckpointFacts& facts = checkpoint.facts();
   const fs::path& path = checkpoint.tag_folder();
@@ -132,6 +143,7 @@ void check_place(const Place& place, const fs::path& output, bool force, bool re
   static_cast<void>(resolved_path(output));  // another user's link is refused before it is followed
   check_apart(place, output);
   if (place.is_ours) check_replaceable(place, output, force, resume);
+  if (place.others && !force) check_alone(place, output);
 }
 
 std::string name_of(const fs::path& output) {

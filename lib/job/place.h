@@ -29,6 +29,9 @@ struct Place {
   std::string replaced = {};
   // Why another file is not: "would be lost".
   std::string foreign = "would be lost";
+  // The files in that folder that whoever loads it may take for a part of what is written; with
+  // any, it is refused without --force. Empty: nobody looks.
+  std::function<std::vector<std::string>(const std::filesystem::path& output)> others = {};
   // A file beside the output folder that is to say its name, once it is there; or "".
   std::string pointer = {};
 };

@@ -94,13 +94,19 @@ Listing WeightsReport::listing(const Job::Impl& job) const {
   return listing;
 }
 
-std::vector<std::string> WeightsReport::notes_after(const Job::Impl& job,
-                                                    const fs::path& output) const {
-  std::set<std::string> written;
-  for (const PlannedFile& file : job.plan.outputs()) written.insert(file.path);
+std::set<std::string> paths_of(const CopyPlan& plan) {
+  std::set<std::string> paths;
+  for (const PlannedFile& file : plan.outputs()) paths.insert(file.path);
+  return paths;
+}
+
+std::vector<std::string> other_weights(const std::set<std::string>& written,
+                                       const fs::path& output) {
   std::vector<std::string> names;
   for (const fs::path& folder : {fs::path(), fs::path(kStatesFolder)}) {
     std::error_code failed;
+    // What a link leads to is not of the output.
+    if (!folder.empty() && fs::is_symlink(output / folder, failed)) continue;
     fs::directory_iterator it(output / folder, failed);
     for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
       const std::string name = content_path(it->path()).filename().string();
@@ -110,8 +116,13 @@ std::vector<std::string> WeightsReport::notes_after(const Job::Impl& job,
     }
   }
   std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::vector<std::string> WeightsReport::notes_after(const Job::Impl& job,
+                                                    const fs::path& output) const {
   std::vector<std::string> notes = missing_;
-  for (const std::string& name : names) {
+  for (const std::string& name : other_weights(paths_of(job.plan), output)) {
     notes.push_back(name + " of another run stays in " + output.string() +
                     "; whoever loads the folder may take it for the new weights");
   }

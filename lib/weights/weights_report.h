@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,11 @@ class WeightsReport : public JobReport {
   bool loads_ = false;
   bool is_adapter_ = false;
 };
+
+std::set<std::string> paths_of(const CopyPlan& plan);
+// Files of weights and states in the folder `output` that are not among `written`.
+std::vector<std::string> other_weights(const std::set<std::string>& written,
+                                       const std::filesystem::path& output);
 
 // "12 tensors in 1 file"
 std::string summary_of(const WeightsSplit& split);

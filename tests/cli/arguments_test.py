@@ -143,7 +143,7 @@ class ReportTest(CliTest):
     def test_results_are_on_stdout_and_messages_on_stderr(self):
         done = self.zero_to_fp32(self.ckpt.folder, self.new_path())
         self.assertEqual(done.stdout, "")
-        self.assertRegex(done.stderr, r"\Azero-to-fp32: 30 tensors in 1 file, .*\n\Z")
+        self.assertRegex(done.stderr, r"\Azero-to-fp32: 30 tensors in 1 file, .*\nzero-to-fp32: next: .*\n\Z")
         done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--json")
         self.assertEqual(done.stderr, "")
         self.assertEqual([line["type"] for line in self.json_lines(done.stdout)], ["done"])
@@ -334,9 +334,19 @@ class SelectionTest(CliTest):
         self.assert_tensors({n.removeprefix("blocks."): v for n, v in self.truth.items() if n.startswith("blocks.")},
                             "--include", "^blocks", "--strip-prefix=blocks.")
 
-    def test_weights_of_another_run_in_the_folder_are_noted(self):
+    def test_weights_of_another_run_in_the_folder_are_left_there_by_force_alone(self):
         output = self.convert(self.ckpt.folder, "--safe")
+        before = snapshot(output)
         done = self.zero_to_fp32(self.ckpt.folder, output, "--safe", "--max-shard-size", "2KB")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn(f"holds {SAFE} of another run", done.stderr)
+        self.assertIn("--force", done.stderr)
+        self.assertEqual(snapshot(output), before)
+        # The same files are no others: they are there already.
+        done = self.zero_to_fp32(self.ckpt.folder, output, "--safe")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn(f"{SAFE}: exists already", done.stderr)
+        done = self.zero_to_fp32(self.ckpt.folder, output, "--safe", "--max-shard-size", "2KB", "--force")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(f"note: {SAFE} of another run stays in {output}", done.stderr)
         done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--safe")
@@ -623,7 +633,7 @@ class OutputPlaceTest(CliTest):
     def test_existing_output_is_named_and_replaced_only_by_force(self):
         output = self.new_path()
         (output / "sub").mkdir(parents=True)
-        for name in [BIN, "config.json", "sub/" + BIN, SAFE]:
+        for name in [BIN, "config.json", "sub/" + BIN, "tokenizer.json"]:
             (output / name).write_text("mine")
         before = snapshot(output)
         error = self.error_of(self.zero_to_fp32(self.ckpt.folder, output, "--json"), 2)
