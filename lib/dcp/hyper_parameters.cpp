@@ -62,6 +62,23 @@ std::optional<bool> is_decoupled(const Checkpoint& checkpoint) {
   return name != "adam" || !mode.is(Kind::boolean) || mode.as_bool();
 }
 
+// What the learning rate began with: where a schedule moved it, as the configuration says it; or
+// else what it is now. torch's schedulers look for it, and DeepSpeed's leave none.
+std::optional<double> first_rate(const Checkpoint& checkpoint, const ShardValue& settings) {
+  const auto number = [](const TorchArchive& archive, const Value& value) {
+    const bool is_number = value.is(Kind::real) || value.is(Kind::integer);
+    return is_number || TorchArchive::is_tensor(value) ? archive.scalar(value) : std::nullopt;
+  };
+  if (!checkpoint.model_files().empty()) {
+    const TorchArchive& archive = *checkpoint.model_files().front().archive;
+    const Value config = archive.root().find_or_none(keys::kDsConfig);
+    const Value optimizer = config.find_or_none("optimizer");
+    const auto rate = number(archive, optimizer.find_or_none("params").find_or_none("lr"));
+    if (rate && !archive.root().find_or_none(keys::kLrScheduler).is_none()) return rate;
+  }
+  return number(*settings.archive, settings.value.find_or_none("lr"));
+}
+
 }  // namespace
 
 bool PlainData::is_plain(const Value& value) {
@@ -141,6 +158,9 @@ std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const
   const auto add = [&](std::string_view key, Value value) {
     if (!has(key)) options.push_back({std::string(key), written(value)});
   };
+  if (const auto rate = first_rate(checkpoint, settings)) {
+    add("initial_lr", Document::real(*rate));
+  }
   if (adam) {
     add("amsgrad", Document::boolean(false));
     const std::optional<bool> decoupled = is_decoupled(checkpoint);

@@ -36,10 +36,11 @@ struct HyperParameter {
 bool is_adam(const std::vector<ParamState>& states);
 
 // Those that the checkpoint has, but for `params`; `betas` as a tuple, a tensor of one number as
-// that number. Then, with torch's defaults, what the optimizers of torch 2.13 want besides: of an
-// Adam `amsgrad` and `decoupled_weight_decay` too, which is what the configuration says. None if
-// the files have none. Gives a note of what is no plain data, and of what torch's optimizer does
-// not do as this one did. `plain`: one for all groups.
+// that number; `initial_lr` where the files have none. Then, with torch's defaults, what the
+// optimizers of torch 2.13 want besides: of an Adam `amsgrad` and `decoupled_weight_decay` too,
+// which is what the configuration says. None if the files have none. Gives a note of what is no
+// plain data, and of what torch's optimizer does not do as this one did. `plain`: one for all
+// groups.
 std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const ParamGroup& group,
                                              bool adam, PlainData& plain,
                                              const std::function<void(std::string)>& note);

@@ -194,7 +194,7 @@ class DcpPlanner {
     job_.place.foreign = "does not belong to a checkpoint of torch.distributed.checkpoint";
     job_.what = counted(report.tensors(), "tensor") + " in " +
                 counted(job_.plan.outputs().size(), "file") + " for " +
-                counted(options_.dp, "rank");
+                counted(options_.dp, "rank") + groups_text();
     job_.report = std::make_shared<const DcpReport>(std::move(report));
     return Job(std::move(job_));
   }
@@ -270,6 +270,18 @@ class DcpPlanner {
            some_of(without_options) +
            ": the run that loads the folder keeps its own (allow_partial_load)");
     }
+  }
+
+  // What the program has to build before it loads the folder.
+  std::string groups_text() const {
+    if (!has_optimizer_) return "";
+    const std::vector<ParamGroup>& groups = checkpoint_.groups();
+    std::string params;
+    for (size_t g = 0; g + 1 < groups.size(); ++g) {
+      params += std::to_string(groups[g].params.size()) + (g + 2 == groups.size() ? " and " : ", ");
+    }
+    return ", an optimizer of " + counted(groups.size(), "group") + " of " + params +
+           counted(groups.back().params.size(), "parameter");
   }
 
   DcpPath state_path(const Param& param, const std::string& key) const {

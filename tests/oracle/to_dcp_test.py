@@ -27,7 +27,7 @@ RESUMED = {"z0_fp32_w2": [(2, "nested")], "z1_fp32_full_b120_w3": [(2, "flattene
            "z2_fp32_full_w3": [(1, "flattened")], "z2_bf16_full_b120_w3": [(2, "nested")],
            "z3_fp32_full_b120_w2": [(3, "nested"), (2, "accelerate"), (2, "lightning")]}
 ADAM_OPTIONS = {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable",
-                "fused", "decoupled_weight_decay"}
+                "fused", "decoupled_weight_decay", "initial_lr"}
 LEAST_CHUNK = 512  # bytes
 # DeepSpeed itself cannot load these again.
 NOT_LOADED = {"z1_fp32_elastic_torchadam_w2", "z3_fp32_adagrad_w2"}
@@ -99,6 +99,9 @@ class ToDcp(OracleTest):
                 lrs = case.facts["lr_at_save"]
                 if "elastic" not in case.name:
                     self.assertEqual([group["lr"] for group in groups], lrs)
+                    if "scheduler" in case.facts["ds_config"]:
+                        first = case.facts["ds_config"]["optimizer"]["params"]["lr"]
+                        self.assertEqual([group["initial_lr"] for group in groups], [first] * len(groups))
                     for group, options in zip(groups, named):
                         for key in {"weight_decay"} & set(options):
                             self.assertEqual(group[key], options[key])
