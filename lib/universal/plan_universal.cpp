@@ -46,6 +46,7 @@ class UniversalReport : public JobReport {
     }
     nlohmann::json out = plan_json(job.plan);
     out["parameters"] = std::move(parameters);
+    out["zero_stages"] = stages;
     return out;
   }
 
@@ -69,7 +70,13 @@ class UniversalReport : public JobReport {
            "DeepSpeed configuration";
   }
 
+  std::string stages_text() const {
+    if (stages.size() == 1) return "stage " + std::to_string(stages.front()) + " alone";
+    return stages.size() == 2 ? "stages 1 and 2" : "stages 1, 2 and 3";
+  }
+
   Program program = Program::deepspeed;
+  std::vector<int> stages = {};  // whose loaders take the result, rising
 
  private:
   std::vector<Entry> entries_;
@@ -120,14 +127,21 @@ class Planner {
     job_.place.replaced = "a universal checkpoint";
     job_.place.foreign = "does not belong to a universal checkpoint";
     job_.place.pointer = "latest_universal";
-    job_.what =
-        counted(report_.size(), "parameter") + " in " + counted(job_.plan.outputs().size(), "file");
+    report_.stages = stages_that_load();
+    job_.what = counted(report_.size(), "parameter") + " in " +
+                counted(job_.plan.outputs().size(), "file") + " for " + report_.stages_text();
     report_.program = program_of(checkpoint_);
     job_.report = std::make_shared<const UniversalReport>(std::move(report_));
     return Job(std::move(job_));
   }
 
  private:
+  // The loaders of stages 1 and 2 want files that stage 3's does not know, and the other way round.
+  std::vector<int> stages_that_load() const {
+    if (starts_ || is_foreign_) return {1, 2, 3};
+    return stage_ == 3 ? std::vector<int>{3} : std::vector<int>{1, 2};
+  }
+
   void note(std::string text) { job_.notes.push_back(std::move(text)); }
   void add_notes(std::vector<std::string> notes) {
     for (std::string& text : notes) note(std::move(text));
