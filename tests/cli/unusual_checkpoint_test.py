@@ -10,6 +10,7 @@ from edits import Reduced, edited, load_shard
 
 STAGE_2 = "z2_fp32_full_w3"
 STAGE_3 = "z3_fp32_full_w2"
+STAGE_2_BF16, STAGE_3_BF16 = "z2_bf16_w2", "z3_bf16_w2"
 
 
 class UnusualCheckpointTest(CliTest):
@@ -211,9 +212,9 @@ class UnusualCheckpointTest(CliTest):
         self.assertIn("'block._extra_state' of the model's state is not a tensor", done.stderr)
 
     def test_a_model_file_of_another_step_is_noted(self):
-        for name in [STAGE_2, STAGE_3]:
+        for name in [STAGE_2_BF16, STAGE_3_BF16]:
             scratch = self.scratch(name)
-            for rank in range(2 if name == STAGE_3 else 1):
+            for rank in range(2 if name == STAGE_3_BF16 else 1):
                 with edited(scratch.model(rank)) as state:
                     state["global_steps"] += 2
             done = self.zero_to_fp32(scratch.folder, self.new_path())
@@ -222,7 +223,7 @@ class UnusualCheckpointTest(CliTest):
 
     def test_any_number_may_be_a_step(self):
         for edits, step in ({"skipped_steps": -2**63}, 2**63), ({"global_steps": 2**62}, 2**62):
-            scratch = self.scratch(STAGE_2)
+            scratch = self.scratch(STAGE_2_BF16)
             with edited(scratch.model()) as state:
                 state.update(edits)
             done = self.zero_to_fp32(scratch.folder, self.new_path())
