@@ -82,6 +82,15 @@ std::string usage_hint(const CLI::App& app, const std::vector<std::string>& argu
                        bool something_is_missing) {
   const std::string unknown = unknown_option(app, arguments);
   if (is_option_of_a_path(unknown)) return "paths stand without an option: " + usage_of(app);
+  if (is_degree(unknown)) {
+    return "tensor and pipeline parallelism stay as they are; on another grid a program loads what "
+           "to-universal makes";
+  }
+  const std::string word = word_too_many(app, arguments);
+  const CLI::App& command = app.get_subcommands().empty() ? app : *app.get_subcommands().front();
+  if (!word.empty() && command.get_option_no_throw("--match") != nullptr) {
+    return "--match " + shell_word(word) + " chooses the names that it is found in";
+  }
   const std::string meant = did_you_mean(app, arguments);
   if (something_is_missing && !unknown.empty()) {
     return "there is no " + unknown + (meant.empty() ? ": " + usage_of(app) : "; " + meant);

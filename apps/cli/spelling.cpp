@@ -30,6 +30,10 @@ std::vector<std::string> long_names(const CLI::App& app) {
   return names;
 }
 
+// What other programs call their degrees of parallelism: no beginnings of options.
+constexpr std::string_view kDegrees[] = {"--tp", "--pp", "--tensor-model-parallel-size",
+                                         "--pipeline-model-parallel-size"};
+
 // Those that --help shows.
 std::vector<std::string> shown_names(const CLI::App& app) {
   std::vector<std::string> names;
@@ -74,7 +78,7 @@ std::string canonical_option(const CLI::App& app, const std::string& argument) {
   std::replace(name.begin(), name.end(), '_', '-');
   if (std::find(known.begin(), known.end(), name) == known.end()) {
     const std::vector<std::string> matches = meant_by(app, name);
-    if (matches.size() == 1) name = matches.front();
+    if (matches.size() == 1 && !is_degree(name)) name = matches.front();
   }
   return name + value;
 }
@@ -157,6 +161,7 @@ constexpr Synonym kSynonyms[] = {
     {"--weights", "--weights-from"},
     {"--init-from", "--weights-from"},
     {"--torch-dtype", "--dtype"},
+    {"--dtype", "--as"},
     {"--precision", "--dtype"},
     {"--num-workers", "--threads"},
     {"--jobs", "--threads"},
@@ -292,6 +297,17 @@ std::string unknown_option(const CLI::App& app, const std::vector<std::string>& 
     if (std::find(known.begin(), known.end(), name) == known.end()) return name;
   }
   return "";
+}
+
+bool is_degree(const std::string& name) {
+  return std::find(std::begin(kDegrees), std::end(kDegrees), name) != std::end(kDegrees);
+}
+
+std::string word_too_many(const CLI::App& app, const std::vector<std::string>& arguments) {
+  if (!unknown_option(app, arguments).empty()) return "";
+  const std::vector<std::string> extra = app.remaining(true);
+  const bool is_one = extra.size() == 1 && is_word(extra.front());
+  return is_one ? extra.front() : "";
 }
 
 bool is_option_of_a_path(const std::string& name) {

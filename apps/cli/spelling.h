@@ -22,6 +22,12 @@ std::string unknown_command(const CLI::App& app, const std::vector<std::string>&
 // or "".
 std::string unknown_option(const CLI::App& app, const std::vector<std::string>& arguments);
 
+// Whether an option is a degree of tensor or pipeline parallelism, which no tool here takes.
+bool is_degree(const std::string& name);
+
+// After the parse: the word that the command has no place for, if that is one; or "".
+std::string word_too_many(const CLI::App& app, const std::vector<std::string>& arguments);
+
 // Whether an option is one that other programs have for a path, which has no option here.
 bool is_option_of_a_path(const std::string& name);
 

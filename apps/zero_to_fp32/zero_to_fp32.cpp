@@ -17,6 +17,7 @@
 #include "cli/cli.h"
 #include "cli/every_tag.h"
 #include "cli/far_paths.h"
+#include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
 #include "dsckpt/error.h"
@@ -222,6 +223,15 @@ void take_companions(Arguments& args) {
   }
 }
 
+// Older scripts of DeepSpeed took the name of a file.
+void note_folder(const CLI::App& app, const cli::Common& common,
+                 const std::filesystem::path& output) {
+  std::error_code failed;
+  if (!is_weights_file(output.filename().string()) || std::filesystem::exists(output, failed))
+    return;
+  cli::note(app, common, output.string() + " is the folder that the file is written into");
+}
+
 int convert_one(const CLI::App& app, Arguments& args,
                 const std::vector<std::filesystem::path>& averaged) {
   take_companions(args);
@@ -238,8 +248,9 @@ int convert_one(const CLI::App& app, Arguments& args,
     return adapter ? plan_adapter(source, args.weights, args.adapter)
                    : plan_weights(source, args.weights);
   });
-  return cli::carry_out(app, args.common, job, adapter ? args.peft : args.output_dir, args.run,
-                        progress);
+  const std::filesystem::path output = adapter ? args.peft : args.output_dir;
+  note_folder(app, args.common, output);
+  return cli::carry_out(app, args.common, job, output, args.run, progress);
 }
 
 int convert(const CLI::App& app, Arguments& args) {

@@ -80,8 +80,11 @@ BucketUrl parse_bucket_url(const std::string& text) {
   if (url.scheme != "s3" && url.scheme != "https" && url.scheme != "http") {
     throw UsageError(printable(text) + ": only s3://BUCKET/PREFIX and https://HOST/PATH are read")
         .with_hint(
-            "a store that speaks S3's protocol is named by --s3-endpoint URL; others can be "
-            "mounted (rclone mount), or copied to a disk first");
+            url.scheme == "hf"
+                ? "a model of the Hugging Face hub is downloaded first: `hf download " +
+                      printable(text.substr(colon + 3)) + " --local-dir FOLDER`"
+                : "a store that speaks S3's protocol is named by --s3-endpoint URL; others can be "
+                  "mounted (rclone mount), or copied to a disk first");
   }
   const std::string rest = text.substr(colon + 3);
   const size_t slash = rest.find('/');

@@ -138,7 +138,11 @@ ordered_json load_ds_config(const fs::path& path) {
   return in_context(where, [&] {
     Builder builder;
     if (!ordered_json::sax_parse(text, &builder, ordered_json::input_format_t::json, true, true)) {
-      throw UsageError(line_and_column(text, builder.error_position()) + ": " + builder.error());
+      UsageError error(line_and_column(text, builder.error_position()) + ": " + builder.error());
+      if (path.extension() != ".yaml" && path.extension() != ".yml") throw error;
+      throw std::move(error).with_hint(
+          "a configuration of DeepSpeed is JSON; Accelerate's YAML names its file as "
+          "deepspeed_config_file");
     }
     ordered_json config = builder.take();
     if (!config.is_object()) throw UsageError("is not an object of JSON");

@@ -150,8 +150,12 @@ const NamedTensor& tensor_named(const Contents& contents, const std::string& nam
   if (is_there) {
     throw UsageError("'" + name + "' has no states of an optimizer: it is frozen or a buffer");
   }
-  const std::string nearest = nearest_name(contents, name);
   UsageError error("there is no tensor '" + name + "'");
+  if (name.find_first_of("*?[](^$|") != name.npos) {
+    throw std::move(error).with_hint(
+        "it takes one name; `ckpt-inspect list PATH --match REGEX` finds them");
+  }
+  const std::string nearest = nearest_name(contents, name);
   if (nearest.empty()) throw error;
   throw std::move(error).with_hint("the most similar name is '" + nearest + "'");
 }

@@ -157,6 +157,15 @@ std::vector<fs::path> complete_ones(const fs::path& folder, const SourceOptions&
   return paths;
 }
 
+// How many checkpoints lie in the folder; 0 if it cannot be told.
+size_t tags_in(const fs::path& folder, const SourceOptions& options) {
+  try {
+    return all_checkpoints(folder, options.model).size();
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
 std::vector<fs::path> averaged_paths(const std::vector<fs::path>& paths,
                                      const SourceOptions& options, const AverageOptions& average,
                                      std::vector<std::string>& notes) {
@@ -166,8 +175,15 @@ std::vector<fs::path> averaged_paths(const std::vector<fs::path>& paths,
   }
   std::vector<fs::path> tags = complete_ones(paths.front(), options, notes);
   if (tags.size() < average.last) {
-    throw UsageError("--last " + std::to_string(average.last) + ": " + paths.front().string() +
+    UsageError error("--last " + std::to_string(average.last) + ": " + paths.front().string() +
                      " has " + counted(tags.size(), "complete tag"));
+    const fs::path above = fs::absolute(paths.front() / "").parent_path().parent_path();
+    const size_t there = tags_in(above, options);
+    if (there < average.last) throw error;
+    const std::string shown = paths.front().has_parent_path() && paths.front().is_relative()
+                                  ? paths.front().parent_path().string()
+                                  : above.string();
+    throw std::move(error).with_hint(shell_word(shown) + " above it has " + std::to_string(there));
   }
   tags.erase(tags.begin(), tags.end() - static_cast<ptrdiff_t>(average.last));
   return tags;
@@ -184,7 +200,8 @@ void check_average(const AverageOptions& average, const SourceOptions& options, 
   }
   if (!average.weights.empty() && average.weights.size() != count) {
     throw UsageError(counted(average.weights.size(), "weight") + " for " +
-                     counted(count, "checkpoint"));
+                     counted(count, "checkpoint"))
+        .with_hint("they are one text: --weights 0.5,0.5");
   }
   for (const double weight : average.weights) {
     if (std::isfinite(weight) && weight > 0) continue;

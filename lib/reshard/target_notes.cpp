@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/json.h"
 #include "base/text.h"
+#include "deepspeed/ds_config.h"
 #include "reshard/choice.h"
 
 namespace dsckpt {
@@ -97,12 +100,43 @@ Note nvme_optimizer(const Choice& choice) {
                "nvme DeepSpeed does not read the optimizer's files, so resume with cpu or none";
 }
 
+// "bf16.enabled: true" for each "auto" of `given` that `filled` has a value for; of others the key.
+void list_autos(const nlohmann::ordered_json& given, const nlohmann::ordered_json& filled,
+                const std::string& path, std::vector<std::string>& known,
+                std::vector<std::string>& unknown) {
+  for (const auto& [key, value] : given.items()) {
+    const auto now = filled.find(key);
+    if (now == filled.end()) continue;
+    const std::string name = path + key;
+    if (is_auto(value)) {
+      is_auto(*now) ? unknown.push_back(name)
+                    : known.push_back(name + ": " + dump(nlohmann::json(*now)));
+    } else if (value.is_object() && now->is_object()) {
+      list_autos(value, *now, name + ".", known, unknown);
+    }
+  }
+}
+
+Note autos(const Choice& choice) {
+  if (!choice.options.ds_config || !choice.config) return std::nullopt;
+  std::vector<std::string> known;
+  std::vector<std::string> unknown;
+  list_autos(*choice.options.ds_config, *choice.config, "", known, unknown);
+  if (known.empty() && unknown.empty()) return std::nullopt;
+  std::string text = "\"auto\" in the configuration";
+  if (!known.empty()) text += " is what the run had (" + some_of(known) + ")";
+  if (!unknown.empty()) {
+    text += (known.empty() ? " is" : ", and") + (" DeepSpeed's default (" + some_of(unknown)) + ")";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::vector<std::string> notes_of(const Choice& choice) {
   std::vector<std::string> notes;
   for (const auto note :
-       {config_of_source, config_of_like, settings_of_like, other_precision, plain_optimizer,
+       {config_of_source, config_of_like, autos, settings_of_like, other_precision, plain_optimizer,
         round_robin_unknown, loads_universal, other_writer, uneven_hpz, nvme_optimizer}) {
     if (Note text = note(choice)) notes.push_back(std::move(*text));
   }

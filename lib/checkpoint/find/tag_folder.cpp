@@ -261,6 +261,19 @@ std::string weights_hint(const ListedFolder& folder) {
   return "";
 }
 
+// Of archives in which folders are sent about.
+bool is_archive(std::string_view name) {
+  constexpr std::string_view kEnds[] = {".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.xz", ".zip"};
+  return std::any_of(std::begin(kEnds), std::end(kEnds),
+                     [&](std::string_view end) { return name.ends_with(end); });
+}
+
+// The digits behind the last letter of a name: "12" of "global_step12", and of "12".
+std::string number_of(std::string_view name) {
+  const size_t last = name.find_last_not_of("0123456789");
+  return std::string(last == name.npos ? name : name.substr(last + 1));
+}
+
 // Of one that is not there: a path, since not every checkpoint that is opened has an option for its
 // tag.
 std::string tags_hint(const fs::path& path, const std::string& tag) {
@@ -269,6 +282,11 @@ std::string tags_hint(const fs::path& path, const std::string& tag) {
   if (tags.empty()) {
     return "no folder there holds DeepSpeed's shards" + weights_hint(folders[path]);
   }
+  std::vector<fs::path> same;
+  std::copy_if(tags.begin(), tags.end(), std::back_inserter(same), [&](const fs::path& each) {
+    return !number_of(tag).empty() && number_of(each.filename().string()) == number_of(tag);
+  });
+  if (same.size() == 1) return "give " + shell_word(same.front().string()) + " instead";
   return "give " + shell_word(tags.front().string()) + " instead: the newest that is there";
 }
 
@@ -335,7 +353,8 @@ class Finder {
       of_file_ = {StateKind::rank_files};
     } else {
       throw InconsistentError({.file = shown_path(file)}, "is a file; a checkpoint is a folder")
-          .with_hint("give the folder that has the file `latest`");
+          .with_hint(is_archive(name) ? "unpack it first; what is in an archive is not read"
+                                      : "give the folder that has the file `latest`");
     }
   }
 
@@ -612,9 +631,33 @@ std::vector<fs::path> other_tags(const fs::path& path, const std::string& tag) {
   return paths;
 }
 
+namespace {
+
+// "OWNER/NAME", where there is no folder OWNER.
+bool may_be_of_hub(const fs::path& path) {
+  const std::string text = path.string();
+  std::error_code failed;
+  const auto is_of_name = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.';
+  };
+  const size_t slash = text.find('/');
+  return slash != text.npos && slash > 0 && slash + 1 < text.size() && text.front() != '.' &&
+         std::all_of(text.begin(), text.end(),
+                     [&](const char& c) { return &c == &text[slash] || is_of_name(c); }) &&
+         !fs::exists(path.parent_path(), failed);
+}
+
+}  // namespace
+
 UsageError no_such_folder(const fs::path& path) {
   if (path.empty()) return UsageError("an empty text is no path");
   UsageError error(path.string() + ": there is no such folder");
+  if (may_be_of_hub(path)) {
+    return std::move(error).with_hint(
+        "a model of the Hugging Face hub is downloaded first: `hf download " + path.string() +
+        " --local-dir FOLDER`");
+  }
   fs::path above = fs::path(path).parent_path();
   std::error_code failed;
   while (!above.empty() && !fs::is_directory(above, failed)) above = above.parent_path();
