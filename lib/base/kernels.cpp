@@ -366,17 +366,161 @@ float odd_float32(double value) {
   return std::bit_cast<float>(bits | 1);
 }
 
+#if defined(__x86_64__)
+
+// The same of four at a time, in the place of `values`; returns how many it has done.
+__attribute__((target("avx2,f16c"))) size_t odd_float32_avx2(double* values, size_t count) {
+  auto* target = reinterpret_cast<std::byte*>(values);
+  const __m256d sign = _mm256_set1_pd(-0.0);
+  const __m256i low_halves = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+  const auto narrow_mask = [&](__m256d mask) __attribute__((target("avx2,f16c"))) {
+    return _mm256_castsi256_si128(
+        _mm256_permutevar8x32_epi32(_mm256_castpd_si256(mask), low_halves));
+  };
+  size_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const __m256d value = _mm256_loadu_pd(values + i);
+    const __m128 nearest = _mm256_cvtpd_ps(value);
+    const __m256d back = _mm256_cvtps_pd(nearest);
+    const __m128i inexact = narrow_mask(_mm256_cmp_pd(back, value, _CMP_NEQ_OQ));
+    const __m128i larger = narrow_mask(
+        _mm256_cmp_pd(_mm256_andnot_pd(sign, back), _mm256_andnot_pd(sign, value), _CMP_GT_OQ));
+    const __m128i bits = _mm_add_epi32(_mm_castps_si128(nearest), larger);
+    const __m128i odd = _mm_or_si128(bits, _mm_srli_epi32(inexact, 31));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(target + i * sizeof(float)), odd);
+  }
+  return i;
+}
+
+#else
+
+bool has_avx2_f16c() {
+  return false;
+}
+size_t odd_float32_avx2(double*, size_t) {
+  return 0;
+}
+
+#endif
+
 }  // namespace
 
 void round_float64(double* values, DType to, std::byte* target, size_t count) {
-  auto* narrow_values = reinterpret_cast<std::byte*>(values);
-  for (size_t i = 0; i < count; ++i) {
-    const float value =
-        to == DType::float32 ? static_cast<float>(values[i]) : odd_float32(values[i]);
-    std::memcpy((to == DType::float32 ? target : narrow_values) + i * sizeof value, &value,
-                sizeof value);
+  const auto store = [](std::byte* place, size_t i, float value) {
+    std::memcpy(place + i * sizeof value, &value, sizeof value);
+  };
+  if (to == DType::float32) {
+    for (size_t i = 0; i < count; ++i) store(target, i, static_cast<float>(values[i]));
+    return;
   }
-  if (to != DType::float32) convert(DType::float32, to, narrow_values, target, count);
+  auto* narrow_values = reinterpret_cast<std::byte*>(values);
+  const size_t done = has_avx2_f16c() ? odd_float32_avx2(values, count) : 0;
+  for (size_t i = done; i < count; ++i) store(narrow_values, i, odd_float32(values[i]));
+  convert(DType::float32, to, narrow_values, target, count);
+}
+
+namespace {
+
+// Elements [begin, columns) of rows [0, rows) of a product; the tail of the tiles below, or all.
+void multiply_plain(const float* left, const float* right, size_t rows, size_t rank, size_t begin,
+                    size_t columns, size_t pitch, double* product) {
+  for (size_t i = 0; i < rows; ++i) {
+    double* out = product + i * columns;
+    std::fill(out + begin, out + columns, 0.0);
+    for (size_t k = 0; k < rank; ++k) {
+      const auto factor = static_cast<double>(left[i * rank + k]);
+      const float* row = right + k * pitch;
+      for (size_t j = begin; j < columns; ++j) out[j] += factor * static_cast<double>(row[j]);
+    }
+  }
+}
+
+#if defined(__x86_64__)
+
+bool has_avx2_fma() {
+  static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return yes;
+}
+
+// Rows x 8 elements of the product, in registers.
+template <size_t Rows>
+__attribute__((target("avx2,fma"))) inline void multiply_tile(const float* left, const float* right,
+                                                              size_t rank, size_t columns,
+                                                              size_t pitch, double* product) {
+  __m256d low[Rows];
+  __m256d high[Rows];
+  for (size_t i = 0; i < Rows; ++i) low[i] = high[i] = _mm256_setzero_pd();
+  for (size_t k = 0; k < rank; ++k) {
+    const __m256d a = _mm256_cvtps_pd(_mm_loadu_ps(right + k * pitch));
+    const __m256d b = _mm256_cvtps_pd(_mm_loadu_ps(right + k * pitch + 4));
+    for (size_t i = 0; i < Rows; ++i) {
+      const __m256d factor = _mm256_set1_pd(static_cast<double>(left[i * rank + k]));
+      low[i] = _mm256_fmadd_pd(factor, a, low[i]);
+      high[i] = _mm256_fmadd_pd(factor, b, high[i]);
+    }
+  }
+  for (size_t i = 0; i < Rows; ++i) {
+    _mm256_storeu_pd(product + i * columns, low[i]);
+    _mm256_storeu_pd(product + i * columns + 4, high[i]);
+  }
+}
+
+// Returns how many columns it has done, of all rows.
+__attribute__((target("avx2,fma"))) size_t multiply_avx2(const float* left, const float* right,
+                                                         size_t rows, size_t rank, size_t columns,
+                                                         size_t pitch, double* product) {
+  size_t j = 0;
+  for (; j + 8 <= columns; j += 8) {
+    size_t i = 0;
+    for (; i + 4 <= rows; i += 4) {
+      multiply_tile<4>(left + i * rank, right + j, rank, columns, pitch, product + i * columns + j);
+    }
+    for (; i < rows; ++i) {
+      multiply_tile<1>(left + i * rank, right + j, rank, columns, pitch, product + i * columns + j);
+    }
+  }
+  return j;
+}
+
+#else
+
+bool has_avx2_fma() {
+  return false;
+}
+size_t multiply_avx2(const float*, const float*, size_t, size_t, size_t, size_t, double*) {
+  return 0;
+}
+
+#endif
+
+}  // namespace
+
+void multiply_matrices(const float* left, const float* right, size_t rows, size_t rank,
+                       size_t columns, size_t pitch, double* product) {
+  const size_t done =
+      has_avx2_fma() ? multiply_avx2(left, right, rows, rank, columns, pitch, product) : 0;
+  if (done < columns) multiply_plain(left, right, rows, rank, done, columns, pitch, product);
+}
+
+void add_scaled(const float* base, double scale, double* values, size_t count) {
+  for (size_t i = 0; i < count; ++i) values[i] = static_cast<double>(base[i]) + scale * values[i];
+}
+
+void add_squares(const double* values, size_t count, std::span<double, 4> sums) {
+  std::array<double, 4> own{sums[0], sums[1], sums[2], sums[3]};
+  size_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    for (size_t k = 0; k < 4; ++k) own[k] += values[i + k] * values[i + k];
+  }
+  for (size_t k = 0; i + k < count; ++k) own[k] += values[i + k] * values[i + k];
+  std::copy(own.begin(), own.end(), sums.begin());
+}
+
+void multiply(double* values, double factor, size_t count) {
+  for (size_t i = 0; i < count; ++i) values[i] *= factor;
+}
+void multiply_each(double* values, const double* factors, size_t count) {
+  for (size_t i = 0; i < count; ++i) values[i] *= factors[i];
 }
 
 void divide_float32(std::byte* values, float divisor, size_t count) {

@@ -32,6 +32,18 @@ void divide_float64(double* values, double divisor, size_t count);
 // 16 bit through float32 as torch does, and so rounds twice. Makes another use of `values`.
 void round_float64(double* values, DType to, std::byte* target, size_t count);
 
+// product[i * columns + j] = the sum of left[i * rank + k] * right[k * pitch + j] by rising k, in
+// float64, where each product is exact: the result is the same on every processor.
+void multiply_matrices(const float* left, const float* right, size_t rows, size_t rank,
+                       size_t columns, size_t pitch, double* product);
+// values[i] = base[i] + scale * values[i], rounded one by one.
+void add_scaled(const float* base, double scale, double* values, size_t count);
+// Adds the squares of `count` values to four sums, of every fourth each.
+void add_squares(const double* values, size_t count, std::span<double, 4> sums);
+// values[i] *= factor, or factors[i].
+void multiply(double* values, double factor, size_t count);
+void multiply_each(double* values, const double* factors, size_t count);
+
 // CRC-32 as in zip (polynomial 0xEDB88320), continuing from `crc`; start with 0.
 uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes);
 // The CRC-32 of A followed by B, from theirs and the length of B.

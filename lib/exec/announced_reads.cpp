@@ -66,6 +66,22 @@ void add_item(const CopyPlan& plan, const CopyItem& item, uint64_t begin, uint64
       }
       return;
     }
+    case Op::low_rank: {
+      // The factors are read when the first of its elements is needed, by whoever needs it.
+      const uint64_t first = item.source.offset + begin / size_of(item.from);
+      const uint64_t last = item.source.offset + end / size_of(item.from);
+      for (const CopyItem& read : plan.update_items(plan.updates()[item.what].base)) {
+        const uint64_t before = read.dst / sizeof(float);
+        const uint64_t behind = read.dst_end() / sizeof(float);
+        const uint64_t from = std::max(first, before);
+        const uint64_t to = std::min(last, behind);
+        const uint64_t size = size_of(read.from);
+        if (from < to) {
+          add_item(plan, read, (from - before) * size, (to - before) * size, extents);
+        }
+      }
+      return;
+    }
     case Op::weighted: {
       const uint64_t element = size_of(item.from);
       size_t index = 0;

@@ -153,7 +153,7 @@ class PlanRun {
     explicit Worker(PlanRun& run) : Worker(run, ItemReader::piece_bytes(run.unit_bytes_)) {}
     Worker(PlanRun& run, uint64_t piece_bytes)
         : buffer(std::max(run.unit_bytes_ + 2 * kPage, piece_bytes)),
-          reader(run.plan_, run.inputs_, run.checks_, piece_bytes) {}
+          reader(run.plan_, run.inputs_, run.checks_, run.factors_, piece_bytes) {}
     PageBuffer buffer;
     ItemReader reader;
     std::vector<DigestPiece> pieces;  // of the batch, in the order of the output
@@ -395,6 +395,7 @@ class PlanRun {
   const uint64_t unit_bytes_;
   RateLimit& limit_;
   RecordChecks& checks_;
+  FactorCache factors_;
   const Units units_;
   std::deque<OutputState> outputs_;  // deque: the states cannot move
   std::vector<Place> places_;        // rising

@@ -78,10 +78,11 @@ bool is_cached(const CopyPlan& plan, const InputFiles& inputs) {
   const std::vector<CopyItem>& items = plan.items();
   const size_t step = items.size() / kPlaces + 1;
   for (size_t i = 0; i < items.size(); i += step) {
-    const std::span<const Rows> sources = plan.sources_of(items[i]);
-    if (sources.empty()) continue;
-    const Rows& rows = sources.front();
-    if (!inputs[rows.file].is_cached(rows.offset + rows.row_bytes / 2)) return false;
+    std::optional<Rows> first;
+    plan.for_each_source(items[i], [&](const Rows& rows, uint64_t) {
+      if (!first) first = rows;
+    });
+    if (first && !inputs[first->file].is_cached(first->offset + first->row_bytes / 2)) return false;
   }
   return true;
 }

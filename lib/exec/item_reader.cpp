@@ -1,7 +1,10 @@
 #include "exec/item_reader.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/kernels.h"
 #include "dsckpt/error.h"
@@ -11,6 +14,11 @@ namespace {
 
 double* doubles(std::span<std::byte> bytes) {
   return reinterpret_cast<double*>(bytes.data());
+}
+
+// What DoRA multiplies a row by, of which `sums` are the squares.
+double factor_of(float magnitude, const std::array<double, 4>& sums) {
+  return static_cast<double>(magnitude) / std::sqrt((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 }  // namespace
@@ -31,6 +39,7 @@ struct ItemReader::Target {
 
 uint64_t ItemReader::read(size_t index, uint64_t skip, std::span<std::byte> target, uint32_t* crc) {
   const CopyItem& item = plan_.items()[index];
+  if (item.op == Op::low_rank) return update(item, skip, target, crc);
   if (!item.reads_input()) {
     if (item.op == Op::literal) {
       std::memcpy(target.data(), plan_.literals().data() + item.source.offset + skip,
@@ -153,6 +162,205 @@ void ItemReader::average_weighted(const CopyItem& item, uint64_t from,
     shares += term.share;
   }
   divide_float64(doubles(target), shares, count);
+}
+
+namespace {
+
+// Elements of an update that are computed at once: as many rows as fit in the second-level cache,
+// so that each row of the right factor is used for all of them.
+constexpr uint64_t kTileElements = 32 << 10;
+
+}  // namespace
+
+// `rows` rows from `row` on, counted over all matrices, of one of them; of each `columns` elements
+// from `column` on. Those of several rows are whole.
+struct ItemReader::Tile {
+  uint64_t row;
+  uint64_t rows;
+  uint64_t column;
+  uint64_t columns;
+
+  uint64_t elements() const { return rows * columns; }
+};
+
+// Fills `target` with the bytes of an update from `skip` on.
+uint64_t ItemReader::update(const CopyItem& item, uint64_t skip, std::span<std::byte> target,
+                            uint32_t* crc) {
+  const PlannedUpdate& update = plan_.updates()[item.what];
+  uint64_t bytes_read = 0;
+  const std::shared_ptr<const Factors> factors = factors_.get(item.what, [&] {
+    for (const ItemRange& range : {update.left.items, update.right.items, update.magnitude}) {
+      for (const CopyItem& read : plan_.update_items(range)) {
+        bytes_read += read.dst_size() / sizeof(float) * plan_.bytes_read_an_element(read);
+      }
+    }
+    return load_factors(update);
+  });
+  const uint64_t out_size = size_of(item.to);
+  const uint64_t first = item.source.offset + skip / out_size;
+  const uint64_t count = target.size() / out_size;
+  for (uint64_t done = 0; done < count;) {
+    const uint64_t at = first + done;
+    Tile tile{.row = at / update.columns, .rows = 1, .column = at % update.columns, .columns = 0};
+    if (tile.column == 0 && count - done >= update.columns) {
+      const uint64_t fit = std::max<uint64_t>(kTileElements / update.columns, 1);
+      tile.rows =
+          std::min({fit, (count - done) / update.columns, update.rows - tile.row % update.rows});
+    }
+    tile.columns = std::min({tile.rows > 1 ? update.columns : kTileElements,
+                             update.columns - tile.column, count - done});
+    const std::span<double> values = merge_tile(update, *factors, tile);
+    if (!update.magnitude.empty()) {
+      for (uint64_t i = 0; i < tile.rows; ++i) {
+        const std::span<double> row = values.subspan(i * tile.columns, tile.columns);
+        if (update.norms_of_columns) {
+          multiply_each(row.data(), factors->column_factors.data() + tile.column, row.size());
+          continue;
+        }
+        double factor = 0;
+        if (tile.columns == update.columns) {
+          std::array<double, 4> sums{};
+          add_squares(row.data(), row.size(), sums);
+          factor = factor_of(factors->magnitude[tile.row + i], sums);
+        } else {
+          // It needs the buffers.
+          factor = row_factor(update, *factors, tile.row);
+          merge_tile(update, *factors, tile);
+        }
+        multiply(row.data(), factor, row.size());
+      }
+    }
+    round_float64(values.data(), item.to, target.data() + done * out_size, values.size());
+    done += values.size();
+  }
+  if (crc != nullptr) *crc = crc32(0, target);
+  return bytes_read + count * plan_.bytes_read_an_element(item);
+}
+
+// Base and product added, before they are divided by norms. In a buffer of the reader's.
+std::span<double> ItemReader::merge_tile(const PlannedUpdate& update, const Factors& factors,
+                                         const Tile& tile) {
+  const uint64_t count = tile.elements();
+  if (merged_.size() < count) {
+    base_.resize(std::max(count, kTileElements));
+    merged_.resize(base_.size());
+  }
+  const std::span<float> base = std::span(base_).first(count);
+  const std::span<double> merged = std::span(merged_).first(count);
+  read_float32(update.base, tile.row * update.columns + tile.column, base);
+  const uint64_t batch = tile.row / update.rows;
+  const float* right = factors.right.data() + batch * update.rank * update.columns + tile.column;
+  multiply_matrices(factors.left.data() + tile.row * update.rank, right, tile.rows, update.rank,
+                    tile.columns, update.columns, merged.data());
+  add_scaled(base.data(), update.scale, merged.data(), count);
+  return merged;
+}
+
+// What a row is multiplied by, of which the unit has a part only.
+double ItemReader::row_factor(const PlannedUpdate& update, const Factors& factors, uint64_t row) {
+  if (row_update_ == &update && row_ == row) return row_factor_;
+  std::array<double, 4> sums{};
+  for (uint64_t column = 0; column < update.columns; column += kTileElements) {
+    const Tile tile{.row = row,
+                    .rows = 1,
+                    .column = column,
+                    .columns = std::min(kTileElements, update.columns - column)};
+    const std::span<double> values = merge_tile(update, factors, tile);
+    add_squares(values.data(), values.size(), sums);
+  }
+  row_update_ = &update;
+  row_ = row;
+  row_factor_ = factor_of(factors.magnitude[row], sums);
+  return row_factor_;
+}
+
+// Elements of a tensor of updates from `first` on.
+void ItemReader::read_float32(const ItemRange& items, uint64_t first, std::span<float> values) {
+  const std::span<const CopyItem> all = plan_.update_items(items);
+  uint64_t at = first * sizeof(float);
+  const uint64_t end = at + values.size_bytes();
+  auto item = std::partition_point(all.begin(), all.end(),
+                                   [&](const CopyItem& each) { return each.dst_end() <= at; });
+  std::span<std::byte> out = std::as_writable_bytes(values);
+  for (; at < end; ++item) {
+    const bool converts = item->from != item->to;
+    const uint64_t in_size = size_of(item->from);
+    while (at < std::min(item->dst_end(), end)) {
+      const uint64_t left = (std::min(item->dst_end(), end) - at) / sizeof(float);
+      const uint64_t count = std::min(left, piece_bytes_ / 2 / sizeof(float));
+      const uint64_t skip = (at - item->dst) / sizeof(float) * in_size;
+      const std::span<std::byte> target = out.first(count * sizeof(float));
+      const std::span<std::byte> stored = converts ? unconverted().first(count * in_size) : target;
+      if (item->op == Op::zeros) {
+        std::fill(stored.begin(), stored.end(), std::byte{0});
+      } else {
+        read_piece(*item, skip, stored);
+      }
+      if (converts) convert(item->from, item->to, stored.data(), target.data(), count);
+      out = out.subspan(target.size());
+      at += target.size();
+    }
+  }
+}
+
+// Row by row, whatever the strides.
+std::vector<float> ItemReader::read_factor(const PlannedUpdate::Factor& factor, uint64_t batches,
+                                           uint64_t rows, uint64_t columns) {
+  const std::span<const CopyItem> items = plan_.update_items(factor.items);
+  std::vector<float> values(items.back().dst_end() / sizeof(float));
+  read_float32(factor.items, 0, values);
+  const bool in_order = factor.column_stride == 1 && (rows == 1 || factor.row_stride == columns) &&
+                        (batches == 1 || factor.batch_stride == rows * columns);
+  if (in_order) return values;
+  std::vector<float> picked;
+  picked.reserve(batches * rows * columns);
+  for (uint64_t b = 0; b < batches; ++b) {
+    for (uint64_t i = 0; i < rows; ++i) {
+      for (uint64_t j = 0; j < columns; ++j) {
+        picked.push_back(
+            values[b * factor.batch_stride + i * factor.row_stride + j * factor.column_stride]);
+      }
+    }
+  }
+  return picked;
+}
+
+Factors ItemReader::load_factors(const PlannedUpdate& update) {
+  Factors factors;
+  if (update.left.items.empty()) {
+    factors.left.assign(update.batches * update.rows * update.rank, 1.0F);
+  } else {
+    factors.left = read_factor(update.left, update.batches, update.rows, update.rank);
+  }
+  factors.right = read_factor(update.right, update.batches, update.rank, update.columns);
+  if (update.magnitude.empty()) return factors;
+  factors.magnitude.resize(update.norms_of_columns ? update.columns : update.rows);
+  read_float32(update.magnitude, 0, factors.magnitude);
+  if (update.norms_of_columns) factors.column_factors = column_factors(update, factors);
+  return factors;
+}
+
+// The norms of columns need every row: a pass over the base before the first element is written.
+std::vector<double> ItemReader::column_factors(const PlannedUpdate& update,
+                                               const Factors& factors) {
+  std::vector<double> columns(update.columns, 0.0);
+  const uint64_t at_once = std::max<uint64_t>(kTileElements / update.columns, 1);
+  for (uint64_t row = 0; row < update.rows; row += at_once) {
+    for (uint64_t column = 0; column < update.columns; column += kTileElements) {
+      const Tile tile{.row = row,
+                      .rows = std::min(at_once, update.rows - row),
+                      .column = column,
+                      .columns = std::min(kTileElements, update.columns - column)};
+      const std::span<double> values = merge_tile(update, factors, tile);
+      for (uint64_t i = 0; i < tile.elements(); ++i) {
+        columns[column + i % tile.columns] += values[i] * values[i];
+      }
+    }
+  }
+  for (uint64_t j = 0; j < columns.size(); ++j) {
+    columns[j] = static_cast<double>(factors.magnitude[j]) / std::sqrt(columns[j]);
+  }
+  return columns;
 }
 
 // Bytes of the operand `index` from `skip` on.

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "exec/factor_cache.h"
 #include "exec/record_checks.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
@@ -31,10 +32,11 @@ class ItemReader {
   }
 
   ItemReader(const CopyPlan& plan, const InputFiles& inputs, RecordChecks& checks,
-             uint64_t piece_bytes = kPieceBytes)
+             FactorCache& factors, uint64_t piece_bytes = kPieceBytes)
       : plan_(plan),
         inputs_(inputs),
         checks_(checks),
+        factors_(factors),
         piece_bytes_(piece_bytes),
         chunk_(piece_bytes) {}
 
@@ -53,6 +55,16 @@ class ItemReader {
   void gather(const CopyItem& item, uint64_t from, std::span<std::byte> target);
   void average_weighted(const CopyItem& item, uint64_t from, std::span<std::byte> target);
   void weave(const CopyItem& item, uint64_t from, std::span<std::byte> target);
+  uint64_t update(const CopyItem& item, uint64_t skip, std::span<std::byte> target, uint32_t* crc);
+  void read_float32(const ItemRange& items, uint64_t first, std::span<float> values);
+  std::vector<float> read_factor(const PlannedUpdate::Factor& factor, uint64_t batches,
+                                 uint64_t rows, uint64_t columns);
+  Factors load_factors(const PlannedUpdate& update);
+  std::vector<double> column_factors(const PlannedUpdate& update, const Factors& factors);
+  struct Tile;
+  std::span<double> merge_tile(const PlannedUpdate& update, const Factors& factors,
+                               const Tile& tile);
+  double row_factor(const PlannedUpdate& update, const Factors& factors, uint64_t row);
   void read_operand(size_t index, uint64_t skip, std::span<std::byte> bytes);
   void check_same(const Rows& operand, uint64_t skip, std::span<const std::byte> value,
                   std::span<const std::byte> other, uint32_t what);
@@ -66,8 +78,16 @@ class ItemReader {
   const CopyPlan& plan_;
   const InputFiles& inputs_;
   RecordChecks& checks_;
+  FactorCache& factors_;
   const uint64_t piece_bytes_;
   std::vector<std::byte> chunk_;
+  // Of updates: the elements of the base, and what they become.
+  std::vector<float> base_;
+  std::vector<double> merged_;
+  // The row whose factor was computed last, since it may be needed for several tiles.
+  const PlannedUpdate* row_update_ = nullptr;
+  uint64_t row_ = 0;
+  double row_factor_ = 1;
 };
 
 }  // namespace dsckpt

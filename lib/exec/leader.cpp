@@ -116,9 +116,8 @@ class Leader : public SharedWork {
         const CopyItem& item = plan_.items()[i];
         if (item.out != unit.out || item.dst >= unit.end) break;
         const uint64_t size = std::min(item.dst_end(), unit.end) - std::max(item.dst, unit.begin);
-        for (const Rows& rows : plan_.sources_of(item)) {
-          bytes[job.inputs[rows.file].owner] += size;
-        }
+        plan_.for_each_source(
+            item, [&](const Rows& rows, uint64_t) { bytes[job.inputs[rows.file].owner] += size; });
       }
     }
     const auto most =

@@ -54,9 +54,8 @@ void check(const Portion& portion) {
     right = right && is_record(read.record) && read.extent.file < part.files.size();
   }
   for (const CopyItem& item : part.plan.items()) {
-    for (const Rows& rows : part.plan.sources_of(item)) {
-      right = right && rows.file < part.files.size();
-    }
+    part.plan.for_each_source(
+        item, [&](const Rows& rows, uint64_t) { right = right && rows.file < part.files.size(); });
   }
   if (!right) throw CorruptError({}, "a portion that names what it does not have");
 }

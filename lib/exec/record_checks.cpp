@@ -110,6 +110,18 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
   const auto for_each_source = [&](auto&& take) {
     for (size_t i = 0; i < plan.items().size(); ++i) {
       const CopyItem& item = plan.items()[i];
+      // Reads of updates are many, of parts and again: their records are read once more.
+      if (item.op == Op::low_rank) {
+        plan.for_each_source(item, [&](const Rows& rows, uint64_t count) {
+          const Extent extent = rows.span(count);
+          take(extent, Read{.begin = extent.offset,
+                            .end = extent.end(),
+                            .reader = kNone,
+                            .is_operand = false,
+                            .strided = count > 1});
+        });
+        continue;
+      }
       const std::span<const Rows> sources = plan.sources_of(item);
       const bool is_operand = item.op == Op::interleave || item.op == Op::weighted;
       for (size_t k = 0; k < sources.size(); ++k) {

@@ -148,9 +148,9 @@ std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& in
                                       const std::set<FileId>& but, Frames frames) {
   std::vector<std::vector<Range>> ranges(inputs.size());
   for (const CopyItem& item : plan.items()) {
-    for (const Rows& source : plan.sources_of(item)) {
-      add(ranges[source.file], source.span(item.rows));
-    }
+    plan.for_each_source(item, [&](const Rows& source, uint64_t rows) {
+      add(ranges[source.file], source.span(rows));
+    });
   }
   for (const FileId file : but) ranges[file].clear();
   tbb::parallel_for(size_t{0}, ranges.size(), [&](size_t file) { join(ranges[file]); });

@@ -117,7 +117,8 @@ void read_elements(const InputFiles& inputs, const TensorSource& source, int64_t
       case Combine::mean:
       case Combine::same:
         return read_combined(inputs, run, target);
-      case Combine::weighted:  // is of float64, which is no type of it: see above
+      case Combine::weighted:  // are of float64, which is no type of it: see above
+      case Combine::low_rank:
       case Combine::zeros:
         std::fill(target.begin(), target.end(), std::byte{0});
     }

@@ -29,9 +29,9 @@ class MemorySink final : public Sink {
 std::map<FileId, std::vector<Extent>> parts_read(const CopyPlan& plan) {
   std::map<FileId, std::vector<Extent>> parts;
   for (const CopyItem& item : plan.items()) {
-    for (const Rows& rows : plan.sources_of(item)) {
-      parts[rows.file].push_back(rows.span(item.rows));
-    }
+    plan.for_each_source(item, [&](const Rows& rows, uint64_t count) {
+      parts[rows.file].push_back(rows.span(count));
+    });
   }
   return parts;
 }

@@ -52,9 +52,9 @@ uint64_t bytes_without_checksum(const Job::Impl& job, const std::vector<InputRec
   for (const InputRecord& record : records) has_checksums[record.extent.file] = true;
   uint64_t bytes = 0;
   for (const CopyItem& item : job.plan.items()) {
-    for (const Rows& source : job.plan.sources_of(item)) {
-      if (!has_checksums[source.file]) bytes += source.row_bytes * item.rows;
-    }
+    job.plan.for_each_source(item, [&](const Rows& source, uint64_t rows) {
+      if (!has_checksums[source.file]) bytes += source.row_bytes * rows;
+    });
   }
   return bytes;
 }

@@ -20,10 +20,25 @@ uint64_t CopyPlan::bytes_written() const {
   return sum;
 }
 
+namespace {
+
+uint64_t bytes_read_of(const CopyPlan& plan, const CopyItem& item) {
+  return item.rows * (item.source.row_bytes / size_of(item.from)) *
+         plan.bytes_read_an_element(item);
+}
+
+}  // namespace
+
 uint64_t CopyPlan::bytes_read() const {
   uint64_t sum = 0;
-  for (const CopyItem& item : items_) {
-    sum += item.rows * (item.source.row_bytes / size_of(item.from)) * bytes_read_an_element(item);
+  for (const CopyItem& item : items_) sum += bytes_read_of(*this, item);
+  const auto add = [&](const ItemRange& range) {
+    for (const CopyItem& item : update_items(range)) sum += bytes_read_of(*this, item);
+  };
+  for (const PlannedUpdate& update : updates_) {
+    add(update.left.items);
+    add(update.right.items);
+    add(update.magnitude);
   }
   return sum;
 }
@@ -41,6 +56,8 @@ uint64_t CopyPlan::bytes_read_an_element(const CopyItem& item) const {
       for (const PlannedTerm& term : terms_[item.what]) sum += term.operands * size_of(term.stored);
       return sum;
     }
+    case Op::low_rank:
+      return bytes_read_an_element(update_items_[updates_[item.what].base.begin]);
     default:
       return size_of(item.from);
   }
@@ -166,6 +183,12 @@ bool is_well_formed(const CopyPlan& plan, const CopyItem& item) {
     case Op::weighted:
       return item.rows == 1 && item.from == DType::float64 && is_rounded_to(item.to) &&
              operands_are_terms();
+    case Op::low_rank: {
+      const uint64_t elements = item.source.row_bytes / size_of(DType::float64);
+      return item.rows == 1 && item.from == DType::float64 && is_rounded_to(item.to) &&
+             item.operand_count == 0 && item.what < plan.updates().size() &&
+             checked_add(item.source.offset, elements) <= plan.updates()[item.what].elements();
+    }
   }
   return false;
 }
@@ -196,8 +219,50 @@ void check_item(const CopyPlan& plan, const CopyItem& item, const std::string& o
 
 }  // namespace
 
+namespace {
+
+// The items of a tensor that updates read tile it, and are read inside their files. Returns how
+// many elements it has.
+uint64_t check_update_items(const CopyPlan& plan, const ItemRange& range,
+                            const std::vector<PlannedInput>& inputs) {
+  uint64_t filled = 0;
+  for (const CopyItem& item : plan.update_items(range)) {
+    const bool is_read =
+        item.op != Op::low_rank && item.op != Op::weighted && item.op != Op::literal;
+    if (item.to != DType::float32 || !is_read || item.dst != filled) {
+      throw InconsistentError({.offset = item.dst}, "malformed item of an update");
+    }
+    check_item(plan, item, "", inputs);
+    filled = checked_add(filled, item.dst_size());
+  }
+  return filled / sizeof(float);
+}
+
+void check_update(const CopyPlan& plan, const PlannedUpdate& update,
+                  const std::vector<PlannedInput>& inputs) {
+  const auto check_factor = [&](const PlannedUpdate::Factor& factor, uint64_t rows,
+                                uint64_t columns) {
+    uint64_t last = checked_mul(update.batches - 1, factor.batch_stride);
+    last = checked_add(last, checked_mul(rows - 1, factor.row_stride));
+    last = checked_add(last, checked_mul(columns - 1, factor.column_stride));
+    return last < check_update_items(plan, factor.items, inputs);
+  };
+  const uint64_t norms = update.norms_of_columns ? update.columns : update.rows;
+  const bool good =
+      update.batches > 0 && update.rows > 0 && update.columns > 0 && update.rank > 0 &&
+      check_update_items(plan, update.base, inputs) == update.elements() &&
+      check_factor(update.right, update.rank, update.columns) &&
+      (update.left.items.empty() || check_factor(update.left, update.rows, update.rank)) &&
+      (update.magnitude.empty() ||
+       (update.batches == 1 && check_update_items(plan, update.magnitude, inputs) == norms));
+  if (!good) throw InconsistentError({}, "malformed update");
+}
+
+}  // namespace
+
 void CopyPlan::validate(const std::vector<PlannedInput>& inputs) const {
   check_paths(outputs_);
+  for (const PlannedUpdate& update : updates_) check_update(*this, update, inputs);
 
   auto item = items_.begin();
   for (OutputId out = 0; out < outputs_.size(); ++out) {
@@ -275,6 +340,8 @@ Op op_of(const SourceRun& run) {
       return Op::zeros;
     case Combine::weighted:
       return Op::weighted;
+    case Combine::low_rank:
+      return Op::low_rank;
     case Combine::none:
       break;
   }
@@ -299,6 +366,11 @@ bool PlanBuilder::continues(const CopyItem& item, const SourceRun& run) const {
   }
   if (run.combine == Combine::same && plan_.texts_[item.what] != *run.what) return false;
   if (run.combine == Combine::weighted && !has_terms(item, run)) return false;
+  if (run.combine == Combine::low_rank) {
+    return update_ == run.update &&
+           item.source.offset + item.source.row_bytes / size_of(DType::float64) ==
+               run.source.offset;
+  }
   const std::span<const Rows> ends = plan_.sources_of(item);
   const std::span<const Rows> begins = run.sources();
   return std::equal(ends.begin(), ends.end(), begins.begin(), begins.end(),
@@ -364,10 +436,47 @@ uint32_t PlanBuilder::index_of_terms(const SourceRun& run) {
   return static_cast<uint32_t>(plan_.terms_.size() - 1);
 }
 
+ItemRange PlanBuilder::add_update_items(const TensorSource& source) {
+  const auto begin = static_cast<uint32_t>(plan_.update_items_.size());
+  append(plan_.update_items_, 0, 0, source.to(DType::float32));
+  if (plan_.update_items_.size() > std::numeric_limits<uint32_t>::max()) {
+    throw UnsupportedError({}, "a plan with more than 2^32 items of updates");
+  }
+  return {begin, static_cast<uint32_t>(plan_.update_items_.size())};
+}
+
+uint32_t PlanBuilder::index_of_update(const std::shared_ptr<const LowRankUpdate>& update) {
+  if (update_ == update) return static_cast<uint32_t>(plan_.updates_.size() - 1);
+  const auto factor_of = [&](const FactorView& view) {
+    return PlannedUpdate::Factor{add_update_items(view.values), view.batch_stride, view.row_stride,
+                                 view.column_stride};
+  };
+  PlannedUpdate planned{.batches = update->batches,
+                        .rows = update->rows,
+                        .columns = update->columns,
+                        .rank = update->rank,
+                        .left = {},
+                        .right = factor_of(update->right),
+                        .scale = update->scale,
+                        .base = add_update_items(update->base),
+                        .magnitude = {},
+                        .norms_of_columns = update->norms_of_columns};
+  if (update->left) planned.left = factor_of(*update->left);
+  if (update->magnitude) planned.magnitude = add_update_items(*update->magnitude);
+  plan_.updates_.push_back(planned);
+  update_ = update;
+  return static_cast<uint32_t>(plan_.updates_.size() - 1);
+}
+
 void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
+  append(plan_.items_, out, dst, source);
+}
+
+void PlanBuilder::append(std::vector<CopyItem>& items, OutputId out, uint64_t dst,
+                         const TensorSource& source) {
   std::optional<CopyItem> pending;
   const auto flush = [&] {
-    if (pending) plan_.items_.push_back(*pending);
+    if (pending) items.push_back(*pending);
   };
   source.lower([&](const SourceRun& run) {
     if (pending && continues(*pending, run)) {
@@ -385,6 +494,7 @@ void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
       if (!run.operands.empty()) add_operands(*pending, run.operands);
       if (run.combine == Combine::same) pending->what = index_of(*run.what);
       if (run.combine == Combine::weighted) pending->what = index_of_terms(run);
+      if (run.combine == Combine::low_rank) pending->what = index_of_update(run.update);
     }
     dst += run.result_bytes();
   });
@@ -429,6 +539,7 @@ CopyPlan PlanBuilder::finish() {
     std::stable_sort(plan_.items_.begin(), plan_.items_.end(), before);
   }
   texts_.clear();
+  update_ = nullptr;
   pieces_ = PieceCount(kMostPieces);
   return std::exchange(plan_, {});
 }

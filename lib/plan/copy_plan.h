@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +32,7 @@ enum class Op : uint8_t {
   same,        // bytes that all operands have in common; converted like a mean
   interleave,  // row after row of every operand, its columns; converted like a mean
   weighted,    // the weighted mean of elements of the operands in float64, rounded once to `to`
+  low_rank,    // elements of a merged weight in float64, rounded once to `to`
 };
 
 // One line of the plan: `rows` rows, laid one after the other into [dst, dst + dst_size). Plans
@@ -45,13 +47,15 @@ struct CopyItem {
   // Of copy and cast the rows in the input, of literal those in CopyPlan::literals(). Of the others
   // only the length of a row means something: of zeros, which has one row; of mean and same, whose
   // operands are one row of that length each; of interleave the sum of its columns, which are as
-  // many rows as the item.
+  // many rows as the item. Of low_rank `source.offset` is the first element
+  // of its update, in elements, and it has one row.
   Rows source;
   // All that mean, same, interleave and weighted read: a range of CopyPlan::operands(). At least
   // two, but for a mean and a weighted one.
   uint32_t operand_begin = 0;
   uint32_t operand_count = 0;
-  // Of same: index into CopyPlan::texts; of weighted: index into CopyPlan::terms.
+  // Of same: index into CopyPlan::texts; of weighted: index into CopyPlan::terms; of low_rank:
+  // index into CopyPlan::updates.
   uint32_t what = 0;
 
   uint64_t dst_row_bytes() const { return source.row_bytes / size_of(from) * size_of(to); }
@@ -70,6 +74,37 @@ struct PlannedTerm {
   uint32_t what = 0;      // of same: index into CopyPlan::texts
 
   bool operator==(const PlannedTerm&) const = default;
+};
+
+// Items [begin, end) of CopyPlan::update_items().
+struct ItemRange {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+
+  bool empty() const { return begin == end; }
+};
+
+// LowRankUpdate, with its tensors as items. Without a left factor, or a magnitude, its range is
+// empty.
+struct PlannedUpdate {
+  struct Factor {
+    ItemRange items;
+    uint64_t batch_stride = 0;
+    uint64_t row_stride = 0;
+    uint64_t column_stride = 0;
+  };
+  uint64_t batches = 1;
+  uint64_t rows = 1;
+  uint64_t columns = 1;
+  uint64_t rank = 1;
+  Factor left;
+  Factor right;
+  double scale = 1;
+  ItemRange base;
+  ItemRange magnitude;
+  bool norms_of_columns = false;
+
+  uint64_t elements() const { return batches * rows * columns; }
 };
 
 // An output file: its path relative to the output folder, and its exact size.
@@ -113,7 +148,7 @@ class CopyPlan {
   // What means, sames and interleaves read.
   const std::vector<Rows>& operands() const { return operands_; }
   // The rows of inputs that an item of this plan reads: of copy and cast its own, else its
-  // operands.
+  // operands; none of low_rank.
   std::span<const Rows> sources_of(const CopyItem& item) const {
     if (item.op == Op::copy || item.op == Op::cast) return {&item.source, 1};
     return std::span(operands_).subspan(item.operand_begin, item.operand_count);
@@ -122,6 +157,27 @@ class CopyPlan {
   const std::vector<std::string>& texts() const { return texts_; }
   // The terms of weighted items, which share them.
   const std::vector<std::vector<PlannedTerm>>& terms() const { return terms_; }
+
+  const std::vector<PlannedUpdate>& updates() const { return updates_; }
+  // What updates read, tensor by tensor: items to float32, whose `dst` is in the bytes of their
+  // tensor as float32; `out` means nothing.
+  const std::vector<CopyItem>& update_items() const { return update_items_; }
+  std::span<const CopyItem> update_items(const ItemRange& range) const {
+    return std::span(update_items_).subspan(range.begin, range.end - range.begin);
+  }
+  // Calls take(rows, count) for all rows of inputs that an item reads, and how many they are.
+  template <typename F>
+  void for_each_source(const CopyItem& item, F&& take) const {
+    if (item.op == Op::low_rank) {
+      const PlannedUpdate& update = updates_[item.what];
+      for (const ItemRange& range :
+           {update.base, update.left.items, update.right.items, update.magnitude}) {
+        for (const CopyItem& read : update_items(range)) for_each_source(read, take);
+      }
+      return;
+    }
+    for (const Rows& rows : sources_of(item)) take(rows, item.rows);
+  }
 
   uint64_t bytes_written() const;
   uint64_t bytes_read() const;  // a byte that two items read counts twice
@@ -144,6 +200,8 @@ class CopyPlan {
   std::vector<Rows> operands_;
   std::vector<std::string> texts_;
   std::vector<std::vector<PlannedTerm>> terms_;
+  std::vector<PlannedUpdate> updates_;
+  std::vector<CopyItem> update_items_;
 };
 
 // Collects a plan. One thread. Offsets are absolute; order does not matter.
@@ -169,9 +227,13 @@ class PlanBuilder {
   void add_operands(CopyItem& item, const std::vector<Rows>& operands);
   uint32_t index_of(const std::string& text);
   uint32_t index_of_terms(const SourceRun& run);
+  void append(std::vector<CopyItem>& items, OutputId out, uint64_t dst, const TensorSource& source);
+  uint32_t index_of_update(const std::shared_ptr<const LowRankUpdate>& update);
+  ItemRange add_update_items(const TensorSource& source);
 
   CopyPlan plan_;
-  KeyedMap<std::string, uint32_t> texts_;  // of plan_.texts_, to their indices
+  std::shared_ptr<const LowRankUpdate> update_;  // the newest of plan_.updates_
+  KeyedMap<std::string, uint32_t> texts_;        // of plan_.texts_, to their indices
   static constexpr uint64_t kMostPieces = 1 << 21;
   PieceCount pieces_{kMostPieces};
 };

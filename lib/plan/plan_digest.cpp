@@ -20,6 +20,31 @@ class Digester {
     buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
     if (buffer_.size() >= kAtOnce) flush();
   }
+  void add(const std::vector<CopyItem>& items) {
+    add(items.size());
+    for (const CopyItem& item : items) {
+      add(static_cast<uint64_t>(item.op));
+      add(static_cast<uint64_t>(item.from));
+      add(static_cast<uint64_t>(item.to));
+      add(item.out);
+      add(item.dst);
+      add(item.rows);
+      add(item.source);
+      add(item.operand_begin);
+      add(item.operand_count);
+      add(item.what);
+    }
+  }
+  void add(const ItemRange& range) {
+    add(range.begin);
+    add(range.end);
+  }
+  void add(const PlannedUpdate::Factor& factor) {
+    add(factor.items);
+    add(factor.batch_stride);
+    add(factor.row_stride);
+    add(factor.column_stride);
+  }
   void add(std::string_view text) {
     add(text.size());
     flush();
@@ -56,19 +81,7 @@ Sha256Digest digest_of(const CopyPlan& plan) {
     digester.add(file.path);
     digester.add(file.size);
   }
-  digester.add(plan.items().size());
-  for (const CopyItem& item : plan.items()) {
-    digester.add(static_cast<uint64_t>(item.op));
-    digester.add(static_cast<uint64_t>(item.from));
-    digester.add(static_cast<uint64_t>(item.to));
-    digester.add(item.out);
-    digester.add(item.dst);
-    digester.add(item.rows);
-    digester.add(item.source);
-    digester.add(item.operand_begin);
-    digester.add(item.operand_count);
-    digester.add(item.what);
-  }
+  digester.add(plan.items());
   digester.add(plan.digests().size());
   for (const Digest& digest : plan.digests()) {
     digester.add(digest.out);
@@ -94,6 +107,19 @@ Sha256Digest digest_of(const CopyPlan& plan) {
       digester.add(term.what);
     }
   }
+  digester.add(plan.updates().size());
+  for (const PlannedUpdate& update : plan.updates()) {
+    for (const uint64_t number : {update.batches, update.rows, update.columns, update.rank}) {
+      digester.add(number);
+    }
+    digester.add(update.left);
+    digester.add(update.right);
+    digester.add(std::bit_cast<uint64_t>(update.scale));
+    digester.add(update.base);
+    digester.add(update.magnitude);
+    digester.add(uint64_t{update.norms_of_columns});
+  }
+  digester.add(plan.update_items());
   return digester.digest();
 }
 

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bytes.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {
 
-constexpr Op kLastOp = Op::weighted;
+constexpr Op kLastOp = Op::low_rank;
 constexpr DType kLastType = static_cast<DType>(kDTypeCount - 1);
 
 }  // namespace
@@ -21,8 +22,10 @@ class PlanParts {
   static CopyPlan read(VarintReader& reader);
 
  private:
+  static std::vector<CopyItem> read_items(VarintReader& reader, CopyPlan& plan);
   static CopyItem read_item(VarintReader& reader, const CopyItem& before, CopyPlan& plan);
   static void check_item(const CopyItem& item, const CopyPlan& plan);
+  static void check_update(const PlannedUpdate& update, const CopyPlan& plan);
 };
 
 PlanPart PlanParts::part_of(const CopyPlan& plan, size_t first, size_t last,
@@ -33,14 +36,9 @@ PlanPart PlanParts::part_of(const CopyPlan& plan, size_t first, size_t last,
   Renumbering<uint32_t> text_of(texts);
   std::vector<uint32_t> terms;
   Renumbering<uint32_t> terms_of(terms);
-  part.plan.items_.reserve(last - first);
-  for (size_t i = first; i < last; ++i) {
-    CopyItem item = plan.items_[i];
-    if (part.outputs.empty() || part.outputs.back() != item.out) {
-      part.outputs.push_back(item.out);
-      part.plan.outputs_.push_back(plan.outputs_[item.out]);
-    }
-    item.out = static_cast<OutputId>(part.outputs.size() - 1);
+  std::vector<uint32_t> updates;
+  Renumbering<uint32_t> update_of(updates);
+  const auto renumber = [&](CopyItem& item) {
     if (item.op == Op::copy || item.op == Op::cast) item.source.file = file_of(item.source.file);
     if (item.op == Op::literal) {
       const Extent extent = item.source.span(item.rows);
@@ -49,6 +47,7 @@ PlanPart PlanParts::part_of(const CopyPlan& plan, size_t first, size_t last,
     }
     if (item.op == Op::same) item.what = text_of(item.what);
     if (item.op == Op::weighted) item.what = terms_of(item.what);
+    if (item.op == Op::low_rank) item.what = update_of(item.what);
     const uint32_t begin = item.operand_begin;
     item.operand_begin = 0;
     if (item.operand_count > 0) {
@@ -60,7 +59,30 @@ PlanPart PlanParts::part_of(const CopyPlan& plan, size_t first, size_t last,
         part.operands.push_back(k);
       }
     }
+  };
+  part.plan.items_.reserve(last - first);
+  for (size_t i = first; i < last; ++i) {
+    CopyItem item = plan.items_[i];
+    if (part.outputs.empty() || part.outputs.back() != item.out) {
+      part.outputs.push_back(item.out);
+      part.plan.outputs_.push_back(plan.outputs_[item.out]);
+    }
+    item.out = static_cast<OutputId>(part.outputs.size() - 1);
+    renumber(item);
     part.plan.items_.push_back(item);
+  }
+  for (const uint32_t which : updates) {
+    PlannedUpdate update = plan.updates_[which];
+    for (ItemRange* range :
+         {&update.base, &update.left.items, &update.right.items, &update.magnitude}) {
+      const auto begin = static_cast<uint32_t>(part.plan.update_items_.size());
+      for (CopyItem item : plan.update_items(*range)) {
+        renumber(item);
+        part.plan.update_items_.push_back(item);
+      }
+      *range = {begin, static_cast<uint32_t>(part.plan.update_items_.size())};
+    }
+    part.plan.updates_.push_back(update);
   }
   for (const uint32_t which : terms) {
     part.plan.terms_.push_back(plan.terms_[which]);
@@ -105,6 +127,59 @@ Rows read_rows(VarintReader& reader, const Rows& before) {
 
 }  // namespace
 
+namespace {
+
+void write_items(VarintWriter& writer, const CopyPlan& plan, const std::vector<CopyItem>& items,
+                 Rows& operand) {
+  writer.number(items.size());
+  CopyItem before;
+  for (const CopyItem& item : items) {
+    writer.number(static_cast<uint64_t>(item.op));
+    writer.number(static_cast<uint64_t>(item.from));
+    writer.number(static_cast<uint64_t>(item.to));
+    writer.number(item.out - before.out);
+    writer.difference(item.out == before.out ? before.dst_end() : 0, item.dst);
+    writer.number(item.rows);
+    write_rows(writer, item.source, before.source);
+    writer.number(item.what);
+    writer.number(item.operand_count);
+    for (uint32_t k = 0; k < item.operand_count; ++k) {
+      const Rows& rows = plan.operands()[item.operand_begin + k];
+      write_rows(writer, rows, operand);
+      operand = rows;
+    }
+    before = item;
+  }
+}
+
+void write_range(VarintWriter& writer, const ItemRange& range) {
+  writer.number(range.begin);
+  writer.number(range.end);
+}
+
+void write_factor(VarintWriter& writer, const PlannedUpdate::Factor& factor) {
+  write_range(writer, factor.items);
+  writer.number(factor.batch_stride);
+  writer.number(factor.row_stride);
+  writer.number(factor.column_stride);
+}
+
+ItemRange read_range(VarintReader& reader) {
+  ItemRange range{.begin = static_cast<uint32_t>(reader.number())};
+  range.end = static_cast<uint32_t>(reader.number());
+  return range;
+}
+
+PlannedUpdate::Factor read_factor(VarintReader& reader) {
+  PlannedUpdate::Factor factor{.items = read_range(reader)};
+  factor.batch_stride = reader.number();
+  factor.row_stride = reader.number();
+  factor.column_stride = reader.number();
+  return factor;
+}
+
+}  // namespace
+
 void write_plan(VarintWriter& writer, const CopyPlan& plan) {
   writer.number(plan.outputs().size());
   for (const PlannedFile& file : plan.outputs()) {
@@ -134,25 +209,20 @@ void write_plan(VarintWriter& writer, const CopyPlan& plan) {
     writer.number(digest.patches.size());
     for (const uint64_t patch : digest.patches) writer.number(patch);
   }
-  writer.number(plan.items().size());
-  CopyItem before;
   Rows operand;
-  for (const CopyItem& item : plan.items()) {
-    writer.number(static_cast<uint64_t>(item.op));
-    writer.number(static_cast<uint64_t>(item.from));
-    writer.number(static_cast<uint64_t>(item.to));
-    writer.number(item.out - before.out);
-    writer.difference(item.out == before.out ? before.dst_end() : 0, item.dst);
-    writer.number(item.rows);
-    write_rows(writer, item.source, before.source);
-    writer.number(item.what);
-    writer.number(item.operand_count);
-    for (uint32_t k = 0; k < item.operand_count; ++k) {
-      const Rows& rows = plan.operands()[item.operand_begin + k];
-      write_rows(writer, rows, operand);
-      operand = rows;
+  write_items(writer, plan, plan.items(), operand);
+  write_items(writer, plan, plan.update_items(), operand);
+  writer.number(plan.updates().size());
+  for (const PlannedUpdate& update : plan.updates()) {
+    for (const uint64_t number : {update.batches, update.rows, update.columns, update.rank}) {
+      writer.number(number);
     }
-    before = item;
+    write_factor(writer, update.left);
+    write_factor(writer, update.right);
+    writer.real(update.scale);
+    write_range(writer, update.base);
+    write_range(writer, update.magnitude);
+    writer.number(uint64_t{update.norms_of_columns});
   }
 }
 
@@ -194,6 +264,11 @@ void PlanParts::check_item(const CopyItem& item, const CopyPlan& plan) {
       right = term.op != Op::same || is_named(plan.texts_, term.what);
     }
     right = right && operands == item.operand_count;
+  } else if (item.op == Op::low_rank) {
+    right = right && is_named(plan.updates_, item.what);
+    const uint64_t elements = item.source.row_bytes / size_of(DType::float64);
+    right = right && item.rows == 1 && item.from == DType::float64 &&
+            checked_add(item.source.offset, elements) <= plan.updates_[item.what].elements();
   }
   if (!right) throw CorruptError({}, "a plan with an item that names what it does not have");
 }
@@ -228,15 +303,66 @@ CopyPlan PlanParts::read(VarintReader& reader) {
     digest.patches.resize(reader.count());
     for (uint64_t& patch : digest.patches) patch = reader.number();
   }
-  const size_t items = reader.count();
-  plan.items_.reserve(items);
-  CopyItem before;
-  for (size_t i = 0; i < items; ++i) {
-    before = read_item(reader, before, plan);
-    check_item(before, plan);
-    plan.items_.push_back(before);
+  plan.items_ = read_items(reader, plan);
+  plan.update_items_ = read_items(reader, plan);
+  plan.updates_.resize(reader.count());
+  for (PlannedUpdate& update : plan.updates_) {
+    update.batches = reader.number();
+    update.rows = reader.number();
+    update.columns = reader.number();
+    update.rank = reader.number();
+    update.left = read_factor(reader);
+    update.right = read_factor(reader);
+    update.scale = reader.real();
+    update.base = read_range(reader);
+    update.magnitude = read_range(reader);
+    update.norms_of_columns = reader.number() != 0;
+    check_update(update, plan);
   }
+  for (const CopyItem& item : plan.items_) check_item(item, plan);
+  for (const CopyItem& item : plan.update_items_) check_item(item, plan);
   return plan;
+}
+
+std::vector<CopyItem> PlanParts::read_items(VarintReader& reader, CopyPlan& plan) {
+  std::vector<CopyItem> items;
+  const size_t count = reader.count();
+  items.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    items.push_back(read_item(reader, items.empty() ? CopyItem{} : items.back(), plan));
+  }
+  return items;
+}
+
+// That its tensors are whole, and as large as it takes them to be.
+void PlanParts::check_update(const PlannedUpdate& update, const CopyPlan& plan) {
+  const auto numel = [&](const ItemRange& range) {
+    if (range.begin > range.end || range.end > plan.update_items_.size()) {
+      throw CorruptError({}, "an update of items that are not there");
+    }
+    uint64_t filled = 0;
+    for (const CopyItem& item : plan.update_items(range)) {
+      const bool fits = item.to == DType::float32 && item.op != Op::low_rank &&
+                        item.op != Op::weighted && item.op != Op::literal && item.dst == filled;
+      if (!fits) throw CorruptError({}, "an update of malformed items");
+      filled = checked_add(filled, checked_mul(item.rows, item.dst_row_bytes()));
+    }
+    return filled / sizeof(float);
+  };
+  const auto fits = [&](const PlannedUpdate::Factor& factor, uint64_t rows, uint64_t columns) {
+    uint64_t last = checked_mul(update.batches - 1, factor.batch_stride);
+    last = checked_add(last, checked_mul(rows - 1, factor.row_stride));
+    last = checked_add(last, checked_mul(columns - 1, factor.column_stride));
+    return last < numel(factor.items);
+  };
+  const bool right =
+      update.batches > 0 && update.rows > 0 && update.columns > 0 && update.rank > 0 &&
+      numel(update.base) == checked_mul(update.batches, checked_mul(update.rows, update.columns)) &&
+      fits(update.right, update.rank, update.columns) &&
+      (update.left.items.empty() || fits(update.left, update.rows, update.rank)) &&
+      (update.magnitude.empty() ||
+       numel(update.magnitude) == (update.norms_of_columns ? update.columns : update.rows));
+  if (!right) throw CorruptError({}, "an update whose tensors do not fit");
 }
 
 CopyPlan read_plan(VarintReader& reader) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@
 
 namespace dsckpt {
 
+struct LowRankUpdate;
+
 // How the bytes of several places make one result.
 enum class Combine : uint8_t {
   none,        // there is one place only
@@ -19,6 +22,7 @@ enum class Combine : uint8_t {
   interleave,  // each row is a row of the first, then one of the second, ...
   zeros,       // there is no place: they are zero
   weighted,    // the weighted mean of their elements or their sum, see TensorSource::weighted_mean
+  low_rank,    // elements of a merged weight, see TensorSource::low_rank_update
 };
 
 // One of the tensors that a weighted mean is of, as it lies in a run.
@@ -43,10 +47,12 @@ struct SourceRun {
   // run's, and rows is 1. Those of interleave are its columns, two or more: as many rows as in the
   // run, whose length is the sum of theirs. zeros has none, one row, and stored is result. Those of
   // weighted are single rows, term by term, of as many elements as the run's; stored is float64,
-  // which the mean has before it is rounded, and rows is 1.
+  // which the mean has before it is rounded, and rows is 1. low_rank has none either: it is as
+  // many elements of `update`, counted as if all were float64, from source.offset on.
   std::vector<Rows> operands = {};
   std::vector<WeightedTerm> terms = {};  // of weighted
   const std::string* what = nullptr;     // of same: what its operands are; the TensorSource's own
+  std::shared_ptr<const LowRankUpdate> update = {};  // of low_rank
 
   // Everything that it reads, in order; of none the rows themselves.
   std::span<const Rows> sources() const {

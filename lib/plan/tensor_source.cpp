@@ -90,12 +90,16 @@ struct TensorSource::Node {
     std::vector<double> shares;  // WeightedTerm::share
   };
 
+  struct Updated {
+    std::shared_ptr<const LowRankUpdate> update;
+  };
+
   // What there is anywhere in the expression.
   struct Holds {
     bool cast = false;
     bool combined = false;
     bool zeros = false;
-    bool weighted = false;  // combined, too
+    bool weighted = false;  // or a low-rank update; combined, too
 
     void add(const Holds& other) {
       cast |= other.cast;
@@ -109,7 +113,8 @@ struct TensorSource::Node {
   Shape shape;
   int64_t count;
   Holds holds;
-  std::variant<Stored, Zeros, Cat, CatNarrowed, Narrow, View, Cast, Combined, Weighted> what;
+  std::variant<Stored, Zeros, Cat, CatNarrowed, Narrow, View, Cast, Combined, Weighted, Updated>
+      what;
 
   // Elements [first, first + length), which are to become of type `result`.
   void lower(int64_t first, int64_t length, DType result, const Emit& emit) const;
@@ -130,6 +135,8 @@ struct TensorSource::Node {
   void lower_kind(const Combined& node, int64_t first, int64_t length, DType result,
                   const Emit& emit) const;
   void lower_kind(const Weighted& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
+  void lower_kind(const Updated& node, int64_t first, int64_t length, DType result,
                   const Emit& emit) const;
   void lower_pieces(const Cat& node, int64_t first, int64_t length, DType result,
                     const Emit& emit) const;
@@ -431,6 +438,68 @@ TensorSource TensorSource::Node::weigh(std::vector<TensorSource> parts, std::vec
            Node::Weighted{std::move(parts), std::move(weights), std::move(shares)}}));
 }
 
+namespace {
+
+bool widens_to_float32(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::bfloat16 || dtype == DType::float16;
+}
+
+void check_factor(const FactorView& factor, uint64_t batches, uint64_t rows, uint64_t columns) {
+  uint64_t last = 0;
+  for (const auto& [count, stride] : {std::pair(batches, factor.batch_stride),
+                                      {rows, factor.row_stride},
+                                      {columns, factor.column_stride}}) {
+    last = checked_add(last, checked_mul(count - 1, stride));
+  }
+  if (last < static_cast<uint64_t>(factor.values.numel())) return;
+  throw InconsistentError({}, "a factor of shape " + to_text(factor.values.shape()) +
+                                  " for a matrix of " + std::to_string(rows) + " x " +
+                                  std::to_string(columns));
+}
+
+}  // namespace
+
+TensorSource TensorSource::low_rank_update(LowRankUpdate update) {
+  const Node& base = *update.base.node_;
+  const auto check_values = [](const TensorSource& values) {
+    if (!widens_to_float32(values.dtype())) {
+      throw UnsupportedError({},
+                             "a low-rank update with " + std::string(torch_name(values.dtype())));
+    }
+    const Node::Holds& holds = values.node_->holds;
+    if (holds.cast || holds.weighted) {
+      throw UnsupportedError({}, "a low-rank update of tensors that are cast or computed");
+    }
+  };
+  const uint64_t matrix = checked_mul(update.rows, update.columns);
+  const uint64_t elements = checked_mul(update.batches, matrix);
+  if (elements != static_cast<uint64_t>(base.count) || elements == 0 || update.rank == 0) {
+    throw InconsistentError({}, "a low-rank update of " + counted(elements, "element") +
+                                    " for a tensor of shape " + to_text(base.shape));
+  }
+  check_values(update.base);
+  check_values(update.right.values);
+  check_factor(update.right, update.batches, update.rank, update.columns);
+  if (update.left) {
+    check_values(update.left->values);
+    check_factor(*update.left, update.batches, update.rows, update.rank);
+  }
+  if (update.magnitude) {
+    check_values(*update.magnitude);
+    const uint64_t norms = update.norms_of_columns ? update.columns : update.rows;
+    if (update.batches != 1 || static_cast<uint64_t>(update.magnitude->numel()) != norms) {
+      throw InconsistentError({}, "a magnitude of shape " + to_text(update.magnitude->shape()) +
+                                      " for " + counted(norms, "norm"));
+    }
+  }
+  return TensorSource(std::make_shared<const Node>(
+      Node{base.dtype,
+           base.shape,
+           base.count,
+           {.combined = true, .weighted = true},
+           Node::Updated{std::make_shared<const LowRankUpdate>(std::move(update))}}));
+}
+
 TensorSource TensorSource::same(std::vector<TensorSource> parts, std::string what) {
   if (parts.empty()) throw InconsistentError({}, "nothing to compare");
   if (parts.size() == 1) return std::move(parts.front());
@@ -499,6 +568,15 @@ std::vector<FileId> TensorSource::files() const {
   std::set<FileId> files;
   lower([&](const SourceRun& run) {
     for (const Rows& rows : run.sources()) files.insert(rows.file);
+    if (run.update == nullptr) return;
+    const auto add = [&](const TensorSource& tensor) {
+      const std::vector<FileId> its = tensor.files();
+      files.insert(its.begin(), its.end());
+    };
+    add(run.update->base);
+    add(run.update->right.values);
+    if (run.update->left) add(run.update->left->values);
+    if (run.update->magnitude) add(*run.update->magnitude);
   });
   return {files.begin(), files.end()};
 }
@@ -542,7 +620,8 @@ TensorSource TensorSource::without_copies_in(const std::vector<FileId>& files) c
           },
           [&](const Node::Weighted& mean) {
             return Node::weigh(without(mean.parts), mean.weights, mean.shares);
-          }},
+          },
+          [&](const Node::Updated&) { return *this; }},
       node_->what);
 }
 
@@ -795,6 +874,17 @@ void TensorSource::Node::lower_kind(const Weighted& node, int64_t first, int64_t
     }
     emit(run);
   }
+}
+
+void TensorSource::Node::lower_kind(const Updated& node, int64_t first, int64_t length,
+                                    DType result, const Emit& emit) const {
+  if (length == 0) return;
+  emit({.source = {.offset = static_cast<uint64_t>(first),
+                   .row_bytes = static_cast<uint64_t>(length) * size_of(DType::float64)},
+        .stored = DType::float64,
+        .result = result,
+        .combine = Combine::low_rank,
+        .update = node.update});
 }
 
 void TensorSource::Node::lower(int64_t first, int64_t length, DType result,

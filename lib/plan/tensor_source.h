@@ -20,6 +20,8 @@
 
 namespace dsckpt {
 
+struct LowRankUpdate;
+
 // A tensor that lies in one file as torch's as_strided sees it.
 struct StridedView {
   Extent extent;  // from the first to the last byte any element occupies
@@ -65,6 +67,11 @@ class TensorSource {
   static TensorSource weighted_mean(std::vector<TensorSource> parts, std::vector<double> weights);
   // parts[0] + parts[1] + ..., likewise.
   static TensorSource sum(std::vector<TensorSource> parts);
+  // The merged weight, of the base's shape and type (LowRankUpdate), computed in float64 and
+  // rounded once, to nearest even, to the type that a later to() asks for. Throws UnsupportedError
+  // for other element types and for tensors that are cast or are a weighted mean,
+  // InconsistentError for sizes that do not fit and strides that lead out of a factor.
+  static TensorSource low_rank_update(LowRankUpdate update);
   // Tensors that must be equal bit for bit (NaNs that differ in bits differ): the value is
   // parts.front(); whoever runs the plan reads all of them and compares what is stored. `what` says
   // in the error what they are: "'embed.weight' on tensor-parallel ranks 0 and 1". At least one
@@ -115,6 +122,38 @@ class TensorSource {
   struct Node;
   explicit TensorSource(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
   std::shared_ptr<const Node> node_;
+};
+
+// Matrices whose elements are picked from a tensor: element (i, j) of matrix number b is, counted
+// in row-major order, number b * batch_stride + i * row_stride + j * column_stride.
+struct FactorView {
+  TensorSource values;  // float32, bfloat16 or float16
+  uint64_t batch_stride = 0;
+  uint64_t row_stride = 0;
+  uint64_t column_stride = 0;
+};
+
+// For each of `batches` matrices W of rows x columns, which follow each other in `base`:
+//
+//   V = W + scale * (left @ right)           left: rows x rank, right: rank x columns
+//
+// and with a magnitude m V * (m / norm), where the norms are those of V's rows, or of its columns:
+// peft/tuners/lora/layer.py get_delta_weight and variants.py merge_unsafe. The elements of all
+// three are widened to float64, where the products are exact; sums go by rising rank and column.
+// The result is rounded once. So it is what peft computes of float64 copies, but for the order of
+// sums; its float32 differs by its own roundings alone.
+struct LowRankUpdate {
+  TensorSource base;  // float32, bfloat16 or float16
+  uint64_t batches = 1;
+  uint64_t rows = 0;
+  uint64_t columns = 0;
+  uint64_t rank = 1;
+  std::optional<FactorView> left = {};  // without: ones
+  FactorView right;
+  double scale = 1;
+  // Of DoRA, as many as there are norms. Only of one matrix.
+  std::optional<TensorSource> magnitude = {};
+  bool norms_of_columns = false;
 };
 
 }  // namespace dsckpt

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -226,6 +227,63 @@ TEST(Convert, RefusesWhatItDoesNotKnow) {
     EXPECT_ERROR(convert(from, to, in, out, 1), UnsupportedError, torch_name(from));
   }
   EXPECT_TRUE(can_convert(float8_e8m0fnu, bfloat16));
+}
+
+// Between two neighbours of 16 bit, halfway and next to halfway, where a rounding to float32 before
+// would decide otherwise.
+TEST(RoundFloat64, IsOfOneRoundingToTheNearestEven) {
+  for (const DType type : {bfloat16, float16}) {
+    const auto wide = [&](uint16_t bits) {
+      return static_cast<double>(converted<float>(type, float32, std::vector{bits}).front());
+    };
+    std::vector<double> values;
+    std::vector<uint16_t> expected;
+    const auto add = [&](double value, uint16_t bits) {
+      values.insert(values.end(), {value, -value});
+      expected.insert(expected.end(), {bits, static_cast<uint16_t>(bits | 0x8000)});
+    };
+    std::mt19937 random(11);
+    for (int i = 0; i < 2000; ++i) {
+      const auto low = static_cast<uint16_t>(random() % 0x7bff);
+      const auto high = static_cast<uint16_t>(low + 1);
+      const double middle = (wide(low) + wide(high)) / 2;
+      add(wide(low), low);
+      add(middle, low % 2 == 0 ? low : high);
+      add(std::nextafter(middle, 0.0), low);
+      add(std::nextafter(middle, 1e300), high);
+    }
+    add(std::numeric_limits<double>::infinity(), type == bfloat16 ? 0x7f80 : 0x7c00);
+    add(1e300, type == bfloat16 ? 0x7f80 : 0x7c00);
+    std::vector<uint16_t> rounded(values.size());
+    round_float64(values.data(), type, reinterpret_cast<std::byte*>(rounded.data()), values.size());
+    EXPECT_EQ(rounded, expected);
+  }
+}
+
+// Rows and columns that are no multiple of what vector code takes at once.
+TEST(MultiplyMatrices, AddsExactProductsByRisingRank) {
+  constexpr size_t kRows = 7;
+  constexpr size_t kRank = 5;
+  constexpr size_t kColumns = 21;
+  constexpr size_t kPitch = 30;
+  std::mt19937 random(12);
+  std::normal_distribution<float> values;
+  std::vector<float> left(kRows * kRank);
+  std::vector<float> right(kRank * kPitch);
+  for (std::vector<float>* factor : {&left, &right}) {
+    for (float& value : *factor) value = values(random);
+  }
+  std::vector<double> product(kRows * kColumns, -1);
+  multiply_matrices(left.data(), right.data(), kRows, kRank, kColumns, kPitch, product.data());
+  for (size_t i = 0; i < kRows; ++i) {
+    for (size_t j = 0; j < kColumns; ++j) {
+      double sum = 0;
+      for (size_t k = 0; k < kRank; ++k) {
+        sum += double{left[i * kRank + k]} * double{right[k * kPitch + j]};
+      }
+      EXPECT_EQ(product[i * kColumns + j], sum);
+    }
+  }
 }
 
 TEST(Crc32, IsZipsOwn) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "dsckpt/error.h"
+#include "plan/tensor_source.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"
 
@@ -29,14 +30,16 @@ bool is_whole(const Portion& portion) {
     if (item.out >= portion.part.outputs.size()) return false;
     if (static_cast<size_t>(item.from) >= kDTypeCount) return false;
     if (static_cast<size_t>(item.to) >= kDTypeCount) return false;
-    if (item.op > Op::weighted) return false;
+    if (item.op > Op::low_rank) return false;
     if (item.op == Op::same && item.what >= plan.texts().size()) return false;
     if (item.op == Op::literal && item.source.span(item.rows).end() > plan.literals().size()) {
       return false;
     }
-    for (const Rows& rows : plan.sources_of(item)) {
-      if (rows.file >= portion.part.files.size()) return false;
-    }
+    bool right = true;
+    plan.for_each_source(item, [&](const Rows& rows, uint64_t) {
+      right = right && rows.file < portion.part.files.size();
+    });
+    if (!right) return false;
   }
   return true;
 }
@@ -60,7 +63,16 @@ class PortionTest : public testing::Test {
     builder.put(
         0, 253,
         TensorSource::same({stored(a, DType::float32, 20), stored(b, DType::float32, 20)}, "x"));
-    builder.put(0, 333, TensorSource::zeros(DType::uint8, {163}));
+    builder.put(
+        0, 333,
+        TensorSource::low_rank_update({.base = stored(a, DType::float32, 20),
+                                       .rows = 4,
+                                       .columns = 5,
+                                       .rank = 2,
+                                       .left = FactorView{stored(b, DType::bfloat16, 8), 0, 2, 1},
+                                       .right = FactorView{stored(b, DType::float32, 10), 0, 5, 1},
+                                       .magnitude = stored(b, DType::float32, 4)}));
+    builder.put(0, 413, TensorSource::zeros(DType::uint8, {83}));
     builder.put_literal(0, 496, std::string(4, '\0'));
     builder.add_digest({0, 13, 173, {496}});
     plan_ = builder.finish();
