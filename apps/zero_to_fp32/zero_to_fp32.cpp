@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/json.h"
@@ -43,9 +45,13 @@ struct Arguments {
   std::string dtype = "float32";
   std::string hf_config;
   std::string peft;
+  std::string merge;
   AdapterOptions adapter;
   bool debug = false;
 };
+
+// What --merge takes for the base that the checkpoint holds itself.
+constexpr std::string_view kOwnBase = "checkpoint";
 
 // zero_to_fp32.py OUTPUT_DTYPE_NAMES, and "keep".
 std::optional<DType> parse_dtype(const std::string& name) {
@@ -140,14 +146,21 @@ void add_options(CLI::App& app, Arguments& args) {
       app.add_option("--peft", args.peft,
                      "Write the PEFT adapter that was trained to this folder, and nothing else"))
       ->type_name("DIR");
+  cli::input_path(
+      app.add_option(
+          "--merge", args.merge,
+          "Write the model with the PEFT adapter that was trained merged into BASE, the model\n"
+          "before: a Hugging Face folder, other weights, or the word checkpoint: what the run\n"
+          "has saved of it itself. The checkpoint may be a folder of peft's save_pretrained"))
+      ->type_name("BASE");
   cli::some_path(
       app.add_option(
           "--peft-config", args.adapter.config,
-          "With --peft: its adapter_config.json; default: the one beside the shards, or\n"
-          "what the tensors tell"))
+          "With --peft or --merge: its adapter_config.json; default: the one beside the shards,\n"
+          "or what the tensors tell"))
       ->type_name("FILE");
   app.add_option("--lora-alpha", args.adapter.lora_alpha,
-                 "With --peft, where there is no adapter_config.json: lora_alpha")
+                 "With --peft or --merge, where there is no adapter_config.json: lora_alpha")
       ->type_name("ALPHA");
   app.add_flag("--allow-missing", args.source.allow_missing,
                "Write what is complete without files that are missing or damaged, and list what\n"
@@ -161,6 +174,7 @@ void add_options(CLI::App& app, Arguments& args) {
                     "zero-to-fp32 checkpoint-50 out -t global_step50 --dtype bf16 --keep-fp32 norm",
                     "zero-to-fp32 . weights/ --safe-serialization --dtype auto",
                     "zero-to-fp32 checkpoint-50 --peft adapter/",
+                    "zero-to-fp32 checkpoint-50 merged/ --merge base/ --safe-serialization",
                     "zero-to-fp32 . averaged/ --average --last 5"},
        .remarks = {}});
 }
@@ -199,10 +213,14 @@ void check_combinations(const Arguments& args) {
       throw UsageError("output_dir is required")
           .with_hint("zero-to-fp32 CHECKPOINT OUTPUT_DIR; --help lists the options");
     }
-    if (!args.adapter.config.empty() || args.adapter.lora_alpha) {
-      throw UsageError("--peft-config and --lora-alpha go with --peft");
+    if (args.merge.empty() && (!args.adapter.config.empty() || args.adapter.lora_alpha)) {
+      throw UsageError("--peft-config and --lora-alpha go with --peft or --merge");
     }
     return;
+  }
+  if (!args.merge.empty()) {
+    throw UsageError("--peft and --merge are both given")
+        .with_hint("--peft writes the adapter alone; run again for the merged model");
   }
   if (!args.output_dir.empty()) {
     throw UsageError("output_dir and --peft are both given")
@@ -215,7 +233,11 @@ void check_combinations(const Arguments& args) {
 
 // Which configuration and tokenizer come along.
 void take_companions(Arguments& args) {
-  if (args.hf_config.empty()) {
+  if (args.hf_config.empty() && !args.merge.empty() && args.merge != kOwnBase) {
+    std::error_code failed;
+    const std::filesystem::path base = args.merge;
+    if (std::filesystem::exists(base / "config.json", failed)) args.weights.hf_config = base;
+  } else if (args.hf_config.empty()) {
     if (args.peft.empty()) args.weights.companions = args.output_dir;
     args.weights.replace = args.run.options.force || args.run.options.resume;
   } else if (args.hf_config != "none") {
@@ -245,8 +267,13 @@ int convert_one(const CLI::App& app, Arguments& args,
     if (args.debug) std::cerr << dump(facts_json(*source->checkpoint)) << "\n";
     args.weights.dtype =
         args.dtype == "auto" ? type_in_config(source, args.weights) : parse_dtype(args.dtype);
-    return adapter ? plan_adapter(source, args.weights, args.adapter)
-                   : plan_weights(source, args.weights);
+    if (!args.merge.empty()) {
+      return plan_merge(
+          source, args.weights,
+          {.base = args.merge == kOwnBase ? "" : args.merge, .adapter = args.adapter});
+    }
+    if (adapter) return plan_adapter(source, args.weights, args.adapter);
+    return plan_weights(source, args.weights);
   });
   const std::filesystem::path output = adapter ? args.peft : args.output_dir;
   note_folder(app, args.common, output);

@@ -82,4 +82,26 @@ struct AdapterOptions {
 DSCKPT_EXPORT Job plan_adapter(const Source& source, const WeightsOptions& weights = {},
                                const AdapterOptions& options = {});
 
+struct MergeOptions {
+  // What the adapter was trained on: weights, or a checkpoint of them. Empty: the frozen parameters
+  // of the source itself.
+  std::filesystem::path base = {};
+  AdapterOptions adapter = {};
+};
+
+// The model that peft's merge_and_unload makes of the base and the PEFT adapter that was trained,
+// or that the source, a folder of peft's save_pretrained, holds. Each weight is computed in float64
+// and rounded once to the type it is written as; where peft computes in float32, it is as near to
+// that as peft's own roundings. Tensors, their names and their order are the base's; what was
+// trained besides the adapter stands in the place of what the base has. Of `weights`, what chooses
+// and renames tensors counts for the source, and type, format and files for what is written; dtype
+// nullopt keeps the base's types, and configurations are those of `hf_config`. LoRA with rsLoRA,
+// DoRA, lora_bias, rank_pattern, alpha_pattern, target_parameters and fan_in_fan_out on linear
+// layers, embeddings and convolutions, modules_to_save and trainable tokens are merged. Throws
+// UsageError if no adapter was trained, or several, and without a configuration; UnsupportedError
+// for other methods, other variants of LoRA, and quantized bases; InconsistentError for what the
+// base does not have or has of another shape, by name.
+DSCKPT_EXPORT Job plan_merge(const Source& source, const WeightsOptions& weights = {},
+                             const MergeOptions& options = {});
+
 }  // namespace dsckpt

@@ -162,14 +162,37 @@ struct Companion {
 };
 
 // `file` with the type of what is written, if it is a configuration that names another one.
-Companion companion_of(InputFiles& inputs, Neighbour file, std::optional<DType> written) {
-  if (file.destination != kConfig || !written) return {std::move(file)};
+Companion companion_of(InputFiles& inputs, Neighbour file, std::optional<DType> written,
+                       const ModelChanges& changes) {
+  if (file.destination != kConfig || (!written && changes.empty())) return {std::move(file)};
   const InputFile& input = inputs[inputs.add(file.source)];
   if (input.size() > kMostCompared) return {std::move(file)};
   const std::string text = text_of_file(input);
-  std::string changed = config_with_dtype(text, *written);
+  std::string changed = text;
+  if (!changes.empty()) {
+    const std::optional<std::string> with = config_with_changes(text, changes);
+    if (!with) {
+      throw InconsistentError({.file = file.source.string(), .member = "vocab_size"},
+                              "is not the number of rows that the embeddings of the base have");
+    }
+    changed = *with;
+  }
+  if (written) changed = config_with_dtype(changed, *written);
   if (changed == text) return {std::move(file)};
   return {std::move(file), std::move(changed)};
+}
+
+// What a config.json would have to say that does not come along.
+void note_changes(const ModelChanges& changes, std::vector<std::string>& notes) {
+  if (changes.untied) {
+    notes.emplace_back(
+        "the output embeddings are tied to the input embeddings no longer: config.json has to say "
+        "tie_word_embeddings false");
+  }
+  if (changes.vocabulary) {
+    notes.push_back("the embeddings have " + counted(changes.vocabulary->after, "row") +
+                    " now: config.json has to say so as vocab_size");
+  }
 }
 
 enum class Present : uint8_t { no, itself, same, same_but_type, another };
@@ -222,11 +245,16 @@ std::vector<std::string> missing_of(const std::vector<Neighbour>& files,
 std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint& checkpoint,
                                             const WeightsOptions& options,
                                             std::optional<DType> written, PlanBuilder& plan,
-                                            std::vector<std::string>& notes) {
+                                            std::vector<std::string>& notes,
+                                            const ModelChanges& changes) {
   const bool given = !options.hf_config.empty();
-  if (!given && !options.companions) return {};
+  if (!given && !options.companions) {
+    note_changes(changes, notes);
+    return {};
+  }
   std::vector<Neighbour> files =
       given ? companions_given(options.hf_config) : companions_beside(checkpoint);
+  if (!has_file(files, kConfig)) note_changes(changes, notes);
   std::vector<std::string> missing;
   if (!given) missing = missing_of(files, *options.format);
 
@@ -234,14 +262,14 @@ std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint
       given ? std::vector<fs::path>{} : folders_beside(checkpoint);
   std::vector<Neighbour> copied;
   for (Neighbour& file : files) {
-    if (!given && file.destination == kAdapterConfig) continue;
+    if (file.destination == kAdapterConfig) continue;
     if (!given && leads_out(file.source, folders)) {
       notes.push_back(file.destination +
                       " is a link out of the checkpoint and is left out; --hf-config " +
                       shell_word(file.source.parent_path().string()) + " copies it");
       continue;
     }
-    const Companion companion = companion_of(inputs, std::move(file), written);
+    const Companion companion = companion_of(inputs, std::move(file), written, changes);
     if (!given && !options.companions->empty()) {
       const Present there =
           present(inputs, companion, *options.companions / companion.file.destination, written);

@@ -66,22 +66,38 @@ class TypesInConfig : public nlohmann::json_sax<Json> {
   TypesInConfig(const char* begin, const char* const* reached) : begin_(begin), reached_(reached) {}
 
   std::vector<NamedType> types;
+  // Of configurations of text models: where they begin, and where what ModelChanges are about is.
+  std::vector<size_t> text_models;
+  struct Value {
+    std::string key;
+    size_t begin;
+    size_t end;
+    size_t model;  // index of text_models
+    int64_t number;
+  };
+  std::vector<Value> values;
 
   bool null() override { return true; }
-  bool boolean(bool /*value*/) override { return true; }
+  bool boolean(bool value) override { return add_value("tie_word_embeddings", value ? 1 : 0); }
   bool number_integer(number_integer_t /*value*/) override { return true; }
-  bool number_unsigned(number_unsigned_t /*value*/) override { return true; }
+  bool number_unsigned(number_unsigned_t value) override {
+    return add_value("vocab_size", static_cast<int64_t>(value));
+  }
   bool number_float(number_float_t /*value*/, const string_t& /*text*/) override { return true; }
   bool binary(binary_t& /*value*/) override { return true; }
   bool start_object(size_t /*elements*/) override {
     const bool is_part = key_.ends_with("_config") && key_ != "quantization_config";
+    const bool is_text_model = parts_.empty() || (parts_.size() == 1 && key_ == "text_config");
     parts_.push_back(parts_.empty() || (parts_.back() && is_part));
+    if (is_text_model) text_models.push_back(here());
+    models_.push_back(is_text_model);
     key_.clear();
     return true;
   }
   bool end_object() override { return leave(); }
   bool start_array(size_t /*elements*/) override {
     parts_.push_back(false);
+    models_.push_back(false);
     return true;
   }
   bool end_array() override { return leave(); }
@@ -106,8 +122,15 @@ class TypesInConfig : public nlohmann::json_sax<Json> {
  private:
   size_t here() const { return static_cast<size_t>(*reached_ - begin_); }
 
+  bool add_value(std::string_view key, int64_t number) {
+    if (models_.empty() || !models_.back() || key_ != key) return true;
+    values.push_back({std::string(key), key_end_, here(), text_models.size() - 1, number});
+    return true;
+  }
+
   bool leave() {
     parts_.pop_back();
+    models_.pop_back();
     key_.clear();
     return true;
   }
@@ -115,19 +138,29 @@ class TypesInConfig : public nlohmann::json_sax<Json> {
   const char* begin_;
   const char* const* reached_;
   std::vector<bool> parts_;  // of each object and array that is open, whether it is a configuration
+  std::vector<bool> models_;  // likewise, whether it is one of a text model
   std::string key_;
   size_t key_end_ = 0;
 };
 
-std::vector<NamedType> types_in(std::string_view text) {
+// Calls take(found) with what is in a configuration; false if `text` is no JSON.
+template <typename F>
+bool look_into(std::string_view text, F&& take) {
   const char* const begin = text.data();
   const char* const end = begin + text.size();
   const char* reached = begin;
   TypesInConfig found(begin, &reached);
-  const bool is_json =
-      Json::sax_parse(CountedChars(begin, &reached), CountedChars(end, &reached), &found);
-  if (!is_json) return {};
-  return std::move(found.types);
+  if (!Json::sax_parse(CountedChars(begin, &reached), CountedChars(end, &reached), &found)) {
+    return false;
+  }
+  take(found);
+  return true;
+}
+
+std::vector<NamedType> types_in(std::string_view text) {
+  std::vector<NamedType> types;
+  look_into(text, [&](TypesInConfig& found) { types = std::move(found.types); });
+  return types;
 }
 
 }  // namespace
@@ -168,6 +201,56 @@ std::string config_with_dtype(std::string_view text, DType dtype) {
     changed += text.substr(done, name - done);
     changed += torch_name(dtype);
     done = name + type.text.size();
+  }
+  changed += text.substr(done);
+  return changed;
+}
+
+std::optional<std::string> config_with_changes(std::string_view text, const ModelChanges& changes) {
+  // What stands from `begin` to `end`, and what is to.
+  struct Edit {
+    size_t begin;
+    size_t end;
+    std::string text;
+  };
+  std::vector<Edit> edits;
+  bool good = true;
+  const bool is_json = look_into(text, [&](const TypesInConfig& found) {
+    std::vector<bool> says_tie(found.text_models.size());
+    bool grew = !changes.vocabulary;
+    for (const TypesInConfig::Value& value : found.values) {
+      if (value.key == "tie_word_embeddings") {
+        says_tie[value.model] = true;
+        if (!changes.untied || value.number == 0) continue;
+        const size_t at = text.substr(0, value.end).rfind("true");
+        edits.push_back({at, at + 4, "false"});
+      } else if (changes.vocabulary && value.number == changes.vocabulary->before) {
+        const std::string digits = std::to_string(value.number);
+        const size_t at = text.substr(0, value.end).rfind(digits);
+        edits.push_back({at, at + digits.size(), std::to_string(changes.vocabulary->after)});
+        grew = true;
+      }
+    }
+    for (size_t i = 0; changes.untied && i < found.text_models.size(); ++i) {
+      // Without it most models are tied.
+      const size_t begin = found.text_models[i];
+      const size_t next = text.find_first_not_of(" \t\r\n", begin);
+      const std::string comma = text[next] == '}' ? "" : ",";
+      if (!says_tie[i]) {
+        edits.push_back({begin, begin, "\n  \"tie_word_embeddings\": false" + comma});
+      }
+    }
+    good = grew && !found.text_models.empty();
+  });
+  if (!is_json || !good) return std::nullopt;
+  std::sort(edits.begin(), edits.end(),
+            [](const Edit& a, const Edit& b) { return a.begin < b.begin; });
+  std::string changed;
+  size_t done = 0;
+  for (const Edit& edit : edits) {
+    changed += text.substr(done, edit.begin - done);
+    changed += edit.text;
+    done = edit.end;
   }
   changed += text.substr(done);
   return changed;

@@ -19,6 +19,7 @@
 #include "io/content_name.h"
 #include "job/job_impl.h"
 #include "job/neighbours.h"
+#include "weights/adapter_config.h"
 #include "weights/selection.h"
 #include "weights/weights_format.h"
 #include "weights/weights_report.h"
@@ -28,14 +29,11 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 namespace {
 
-constexpr std::string_view kConfigName = "adapter_config.json";
 constexpr std::string_view kModelName = "adapter_model.safetensors";
-constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kModulesToSave = "modules_to_save";
 // Of the methods that learn a prompt: PeftModel.prompt_encoder, a dict of adapters.
 constexpr std::string_view kPromptEncoder = "prompt_encoder.";
 constexpr std::string_view kDefaultAdapter = "default";
-constexpr uint64_t kMaxConfigBytes = 16 << 20;
 
 // What the names of a tuner's parameters begin with: `prefix` of peft's tuners that keep a dict of
 // adapters in each layer, and save it as BaseTuner does.
@@ -176,8 +174,8 @@ Adapter find_adapter(const Checkpoint& checkpoint, const NamedTensors& all,
       left_out.insert(each.tensor.name);
       continue;
     }
-    if (!saved.starts_with(kPrefix) && !is_of_model(each.tensor.name)) {
-      throw UsageError("--peft: '" + saved + "' does not begin with " + std::string(kPrefix) +
+    if (!saved.starts_with(kPeftPrefix) && !is_of_model(each.tensor.name)) {
+      throw UsageError("--peft: '" + saved + "' does not begin with " + std::string(kPeftPrefix) +
                        ", as names in a PeftModel do")
           .with_hint("--strip-prefix takes a wrapper's prefix off");
     }
@@ -200,32 +198,6 @@ std::string left_out_note(const fs::path& path, const std::set<std::string>& nam
          " no part of the adapter and left out: " + some_of({names.begin(), names.end()}) +
          "; `zero-to-fp32 " + shell_word(path.string()) + " OUT" + chosen + "` writes " +
          (names.size() == 1 ? "it" : "them");
-}
-
-// peft has a folder for each adapter that is not called "default".
-std::optional<fs::path> config_beside(const Checkpoint& checkpoint, const std::string& adapter) {
-  std::error_code failed;
-  const fs::path& tag = checkpoint.tag_folder();
-  for (const fs::path& below : {fs::path(adapter), fs::path()}) {
-    for (const fs::path& folder : {tag.parent_path(), tag}) {
-      const fs::path path = folder / below / kConfigName;
-      if (fs::is_regular_file(stored_path(path).value_or(path), failed)) return path;
-    }
-  }
-  return std::nullopt;
-}
-
-json read_config(const fs::path& path) {
-  const InputFile file(path);
-  return in_context({.file = path.string()}, [&] {
-    if (file.size() > kMaxConfigBytes) throw CorruptError({}, "is too long for a configuration");
-    const std::vector<std::byte> bytes = file.read(0, file.size());
-    json config = parse_json(as_text(bytes));
-    if (!config.is_object() || !config.contains("peft_type")) {
-      throw CorruptError({}, "is no configuration of a PEFT adapter");
-    }
-    return config;
-  });
 }
 
 // The rank that the tensor has, if it is one of LoRA's that tell: [r, ...].
@@ -351,7 +323,7 @@ class Derivation {
         if (others > 0 && same_end->second.contains(module)) --others;
       }
       for (const std::string& module : modules) {
-        targets.insert(others == 0 ? last : module.substr(kPrefix.size()));
+        targets.insert(others == 0 ? last : module.substr(kPeftPrefix.size()));
       }
     }
     return targets;
@@ -378,18 +350,18 @@ void add_config(InputFiles& inputs, const Checkpoint& checkpoint, const AdapterO
                 const NamedTensors& all, const Adapter& adapter, PlanBuilder& plan,
                 std::vector<std::string>& notes) {
   const std::optional<fs::path> path = options.config.empty()
-                                           ? config_beside(checkpoint, adapter.name)
+                                           ? adapter_config_beside(checkpoint, adapter.name)
                                            : std::optional(options.config);
-  const std::string output = adapter.folder + std::string(kConfigName);
+  const std::string output = adapter.folder + std::string(kAdapterConfigName);
   if (path) {
     if (options.lora_alpha) {
       throw UsageError("--lora-alpha: " + path->string() + " says it already");
     }
-    check_rank(*path, read_config(*path), adapter);
+    check_rank(*path, read_adapter_config(*path), adapter);
     return lay_out_neighbours(inputs, {{*path, output}}, plan);
   }
   if (!options.lora_alpha) {
-    throw UsageError("--peft: there is no " + std::string(kConfigName) +
+    throw UsageError("--peft: there is no " + std::string(kAdapterConfigName) +
                      " beside the shards, and no tensor tells lora_alpha")
         .with_hint("give the file with --peft-config, or the number with --lora-alpha");
   }
@@ -436,6 +408,25 @@ std::optional<AdapterTensorName> adapter_tensor_name(const std::string& name) {
     return AdapterTensorName{adapter, join(parts)};
   }
   return std::nullopt;
+}
+
+std::optional<AdapterPart> adapter_part(const std::string& name, bool names_adapter) {
+  const std::vector<std::string> parts = split(name);
+  if (is_of_model(name))
+    return AdapterPart{.method = parts[name.starts_with(kPromptEncoder) ? 0 : 1]};
+  const auto at = std::find_if(parts.begin(), parts.end(), [](const std::string& part) {
+    return part == kModulesToSave || is_tuner(part);
+  });
+  if (at == parts.end()) return std::nullopt;
+  const ptrdiff_t behind = names_adapter ? 2 : 1;
+  if (parts.end() - at < behind) return std::nullopt;
+  return AdapterPart{.module = join({parts.begin(), at}),
+                     .method = *at,
+                     .member = join({at + behind, parts.end()})};
+}
+
+bool is_of_unsaved_method(const std::string& name) {
+  return is_of_other_tuner(name);
 }
 
 Job plan_adapter(const Source& source, const WeightsOptions& weights,

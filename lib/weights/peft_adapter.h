@@ -4,8 +4,14 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
+
+#include "checkpoint/checkpoint.h"
 
 namespace dsckpt {
+
+// What names in a PeftModel begin with.
+inline constexpr std::string_view kPeftPrefix = "base_model.model.";
 
 // The name under which peft saves a tensor of the adapter `adapter`: peft.utils.save_and_load
 // get_peft_model_state_dict.
@@ -17,5 +23,19 @@ struct AdapterTensorName {
 };
 // nullopt if a tensor of this name belongs to no adapter.
 std::optional<AdapterTensorName> adapter_tensor_name(const std::string& name);
+
+// Where in a model a tensor of an adapter is: "base_model.model.q_proj.lora_A.default.weight" is
+// the member "weight" of the method "lora_A" of the module "base_model.model.q_proj".
+struct AdapterPart {
+  std::string module = {};  // "" for what an adapter has once for the whole model
+  std::string method = {};
+  std::string member = {};
+};
+// `names_adapter`: whether the adapter's name stands behind the method, as it does in a model and
+// not in saved files. nullopt if a tensor of this name belongs to no adapter.
+std::optional<AdapterPart> adapter_part(const std::string& name, bool names_adapter);
+
+// Whether it is of a method of which peft saves something else than its tensors.
+bool is_of_unsaved_method(const std::string& name);
 
 }  // namespace dsckpt

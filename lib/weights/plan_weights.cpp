@@ -1,7 +1,5 @@
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -33,20 +31,6 @@ std::vector<std::string> left_out(const Checkpoint& checkpoint,
   return lines;
 }
 
-// The floating type that most elements have; nullopt if none is of one.
-std::optional<DType> type_of_most(const std::vector<ChosenTensor>& chosen) {
-  std::map<DType, int64_t> elements;
-  for (const ChosenTensor& each : chosen) {
-    const TensorSource& source = each.tensor.source;
-    if (is_floating_point(source.dtype())) elements[source.dtype()] += source.numel();
-  }
-  const auto most =
-      std::max_element(elements.begin(), elements.end(),
-                       [](const auto& a, const auto& b) { return a.second < b.second; });
-  if (most == elements.end()) return std::nullopt;
-  return most->first;
-}
-
 }  // namespace
 
 Job plan_weights(const Source& source, const WeightsOptions& options) {
@@ -54,12 +38,12 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   Job::Impl job = job_of(source);
   const std::vector<IncompleteParam> incomplete = choose_incomplete(checkpoint, options);
   std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, options, job.notes);
-  const std::optional<DType> written = type_of_most(chosen);
   std::vector<OutputTensor> tensors;
   tensors.reserve(chosen.size());
   for (ChosenTensor& each : chosen) {
     tensors.push_back(options.states ? each.tensor : std::move(each.tensor));
   }
+  const std::optional<DType> written = type_of_most(tensors);
   if (!options.states) chosen = std::vector<ChosenTensor>();  // with its memory
   WeightsSplit split = split_weights(*options.format, std::move(tensors), options.max_shard_size);
   const bool has_masters = checkpoint.facts().has_masters;

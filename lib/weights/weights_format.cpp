@@ -109,6 +109,19 @@ WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor
   return split;
 }
 
+std::optional<DType> type_of_most(std::span<const OutputTensor> tensors) {
+  std::map<DType, int64_t> elements;
+  for (const OutputTensor& tensor : tensors) {
+    const DType type = tensor.source.dtype();
+    if (is_floating_point(type)) elements[type] += tensor.source.numel();
+  }
+  const auto most =
+      std::max_element(elements.begin(), elements.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (most == elements.end()) return std::nullopt;
+  return most->first;
+}
+
 void lay_out_weights(PlanBuilder& plan, const WeightsFormat& format, const WeightsSplit& split) {
   for (const WeightsSplit::File& file : split.files) {
     format.lay_out(plan, file.path, file.tensors, split.metadata);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -56,6 +57,9 @@ struct WeightsSplit {
 // there is nothing to split.
 WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor> tensors,
                            uint64_t max_shard_size);
+
+// The floating type that most elements have; nullopt if none is of one.
+std::optional<DType> type_of_most(std::span<const OutputTensor> tensors);
 
 // Lays out all files, and the index last if there are several.
 void lay_out_weights(PlanBuilder& plan, const WeightsFormat& format, const WeightsSplit& split);

@@ -56,10 +56,13 @@ class CommandsTest(CliTest):
             return place
         steps = {"checkpoint-500": 500, "checkpoint-50": 50, "ckpt": 5, "first_steps": 2}
         for name, step in steps.items():
-            source = self.adapter if "--peft" in words else self.model
+            is_adapter = "--peft" in words or "--merge" in words
+            source = self.adapter if is_adapter else self.model
             self.retagged(source, place / name, f"global_step{step}")
-            if "--peft" in words:
+            if is_adapter:
                 shutil.copy(self.adapter.parent / "expected/adapter/adapter_config.json", place / name)
+        if "--merge" in words:
+            shutil.copytree(self.adapter.parent / "base", place / "base")
         if "--last" in words:
             for step in range(6, 10):
                 shutil.copytree(place / "ckpt/global_step5", place / f"ckpt/global_step{step}")

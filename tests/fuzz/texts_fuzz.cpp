@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/bytes.h"
+#include "base/json.h"
 #include "base/kernels.h"
 #include "base/text.h"
 #include "checkpoint/tp_rule.h"
@@ -65,6 +66,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static_cast<void>(dtype_in_config(text));
   const std::string as_float16 = config_with_dtype(text, DType::float16);
   if (config_with_dtype(as_float16, DType::float16) != as_float16) std::abort();
+  const auto changed = config_with_changes(
+      text, {.untied = true, .vocabulary = ModelChanges::Vocabulary{.before = 7, .after = 70}});
+  if (changed && !parse_json(text).is_discarded() && parse_json(*changed).is_discarded()) {
+    std::abort();
+  }
   refuse_or([&] {
     const Manifest manifest = read_manifest(memory.path());
     const std::string written = manifest_text(manifest);

@@ -50,6 +50,31 @@ TEST(ModelConfig, LeavesATypeThatIsWrittenWithEscapes) {
   EXPECT_EQ(config_with_dtype(text, DType::bfloat16), text);
 }
 
+TEST(ModelConfig, SaysThatEmbeddingsAreTiedNoLonger) {
+  const ModelChanges untied{.untied = true};
+  EXPECT_EQ(config_with_changes(
+                R"({"a": {"tie_word_embeddings": true}, "tie_word_embeddings":true})", untied),
+            R"({"a": {"tie_word_embeddings": true}, "tie_word_embeddings":false})");
+  EXPECT_EQ(config_with_changes(R"({"tie_word_embeddings": false})", untied),
+            R"({"tie_word_embeddings": false})");
+  EXPECT_EQ(config_with_changes(R"({"text_config": {"n": 1}})", untied),
+            "{\n  \"tie_word_embeddings\": false,\"text_config\": "
+            "{\n  \"tie_word_embeddings\": false,\"n\": 1}}");
+  EXPECT_EQ(config_with_changes("{ }", untied), "{\n  \"tie_word_embeddings\": false }");
+  EXPECT_EQ(config_with_changes("[]", untied), std::nullopt);
+  EXPECT_EQ(config_with_changes("{", untied), std::nullopt);
+}
+
+TEST(ModelConfig, SaysHowManyTokensThereAre) {
+  const ModelChanges grown{.vocabulary = ModelChanges::Vocabulary{7, 10}};
+  EXPECT_EQ(
+      config_with_changes(R"({"x": 7, "vocab_size": 7, "text_config": {"vocab_size": 7}})", grown),
+      R"({"x": 7, "vocab_size": 10, "text_config": {"vocab_size": 10}})");
+  EXPECT_EQ(config_with_changes(R"({"vocab_size":7})", grown), R"({"vocab_size":10})");
+  EXPECT_EQ(config_with_changes(R"({"vocab_size": 8})", grown), std::nullopt);
+  EXPECT_EQ(config_with_changes(R"({"vision_config": {"vocab_size": 7}})", grown), std::nullopt);
+}
+
 TEST(ModelConfig, OfManyPartsIsChangedInOneGo) {
   const auto config = [](const std::string& type) {
     std::string text = "{";

@@ -11,7 +11,8 @@ def convert(checkpoint, output, *, progress=None, **options):
         nothing.
 
     Returns what was written: ``{"files": [{"path", "bytes"}, ...], "seconds", "records_checked", ...}``. With
-    ``peft=FOLDER`` the adapter is written there and `output` is None. With ``average=True`` `checkpoint` may be a list.
+    ``peft=FOLDER`` the adapter is written there and `output` is None; with ``merge=BASE`` it is merged into that model.
+    With ``average=True`` `checkpoint` may be a list.
     """
     paths = several(checkpoint)
     if output is not None:

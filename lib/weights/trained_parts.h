@@ -1,0 +1,52 @@
+// What a checkpoint has to be merged into a base: the tensors of its adapter, layer by layer, and
+// what was trained besides.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "dsckpt/weights.h"
+#include "weights/selection.h"
+
+namespace dsckpt {
+
+// The tensors of LoRA on one module, or on one of its parameters.
+struct LoraTensors {
+  std::string name;    // of one of them, for messages
+  std::string module;  // in the base
+  const ChosenTensor* a = nullptr;
+  const ChosenTensor* b = nullptr;
+  const ChosenTensor* bias = nullptr;
+  const ChosenTensor* magnitude = nullptr;
+  bool is_embedding = false;
+};
+
+// The adapter, and what else was trained.
+struct TrainedParts {
+  std::string adapter;                               // its name; "" of a folder of its own
+  std::map<std::string, LoraTensors> layers;         // by the module's whole name
+  std::map<std::string, const ChosenTensor*> whole;  // by name in the base: they replace it
+  std::map<std::string, const ChosenTensor*> rows;   // by module in the base: some rows of it
+  bool has_methods = false;
+};
+
+// The name that the base gives to a tensor of a PeftModel, or to one of its modules: without what
+// peft's wrappers add.
+std::string name_in_base(const std::string& name);
+
+// adapter_config.json: the given one, or the one beside the shards.
+std::optional<std::filesystem::path> config_of_adapter(const Checkpoint& checkpoint,
+                                                       const std::string& adapter,
+                                                       const AdapterOptions& options);
+
+// Of `chosen`, which the result points into. `own_base`: whether the base is of the same
+// checkpoint. Throws as plan_merge.
+TrainedParts find_trained_parts(const Checkpoint& checkpoint,
+                                const std::vector<ChosenTensor>& chosen,
+                                const AdapterOptions& options, bool own_base);
+
+}  // namespace dsckpt
