@@ -25,6 +25,7 @@
 #include "dsckpt/error.h"
 #include "dsckpt/weights.h"
 #include "job/job_impl.h"
+#include "weights/peft_adapter.h"
 #include "weights/weights_format.h"
 
 namespace dsckpt {
@@ -254,6 +255,19 @@ void note_folder(const CLI::App& app, const cli::Common& common,
   cli::note(app, common, output.string() + " is the folder that the file is written into");
 }
 
+// Names such as base_model.model.q_proj.lora_A.default.weight are what DeepSpeed's script writes,
+// and nothing loads.
+void refuse_adapter_as_it_is(const Checkpoint& checkpoint, const Arguments& args) {
+  if (!args.weights.include.empty()) return;
+  const std::string name = trained_adapter_tensor(checkpoint);
+  if (name.empty()) return;
+  throw UsageError("a PEFT adapter was trained, and nothing loads its tensors by names as '" +
+                   printable(name) + "'")
+      .with_hint(
+          "--peft DIR writes the adapter, --merge BASE the model with it; --include . "
+          "writes the tensors under the names they have");
+}
+
 int convert_one(const CLI::App& app, Arguments& args,
                 const std::vector<std::filesystem::path>& averaged) {
   take_companions(args);
@@ -273,6 +287,7 @@ int convert_one(const CLI::App& app, Arguments& args,
           {.base = args.merge == kOwnBase ? "" : args.merge, .adapter = args.adapter});
     }
     if (adapter) return plan_adapter(source, args.weights, args.adapter);
+    refuse_adapter_as_it_is(*source->checkpoint, args);
     return plan_weights(source, args.weights);
   });
   const std::filesystem::path output = adapter ? args.peft : args.output_dir;

@@ -193,7 +193,7 @@ std::string left_out_note(const fs::path& path, const std::set<std::string>& nam
   }
   constexpr size_t kMostPattern = 600;
   const std::string chosen =
-      pattern.size() > kMostPattern ? "" : " --include " + shell_word(pattern + ")$");
+      pattern.size() > kMostPattern ? " --include ." : " --include " + shell_word(pattern + ")$");
   return counted(names.size(), "trained parameter") + (names.size() == 1 ? " is" : " are") +
          " no part of the adapter and left out: " + some_of({names.begin(), names.end()}) +
          "; `zero-to-fp32 " + shell_word(path.string()) + " OUT" + chosen + "` writes " +
@@ -423,6 +423,18 @@ std::optional<AdapterPart> adapter_part(const std::string& name, bool names_adap
   return AdapterPart{.module = join({parts.begin(), at}),
                      .method = *at,
                      .member = join({at + behind, parts.end()})};
+}
+
+std::string trained_adapter_tensor(const Checkpoint& checkpoint) {
+  if (checkpoint.facts().from_weights) return "";
+  for (const Param& param : checkpoint.params()) {
+    // DeepSpeed's own OptimizedLinear has names such as lora_weight_1, too.
+    const bool is_of_peft =
+        param.name.find("base_model.") != param.name.npos || is_of_model(param.name);
+    if (param.kind != ParamKind::trainable || !is_of_peft) continue;
+    if (adapter_tensor_name(param.name)) return param.name;
+  }
+  return "";
 }
 
 bool is_of_unsaved_method(const std::string& name) {

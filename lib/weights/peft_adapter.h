@@ -35,6 +35,10 @@ struct AdapterPart {
 // not in saved files. nullopt if a tensor of this name belongs to no adapter.
 std::optional<AdapterPart> adapter_part(const std::string& name, bool names_adapter);
 
+// The name of a trained tensor of an adapter, or "" if none was trained. Of weights, which name no
+// adapter, it is "".
+std::string trained_adapter_tensor(const Checkpoint& checkpoint);
+
 // Whether it is of a method of which peft saves something else than its tensors.
 bool is_of_unsaved_method(const std::string& name);
 

@@ -157,6 +157,13 @@ class MergeTest(CliTest):
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertEqual(cli_common.snapshot(base), before)
 
+    def test_an_adapter_is_not_written_under_names_that_nothing_loads(self):
+        checkpoint = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "peft" / "z2_modules_to_save_w2" / "ckpt"
+        self.refused(2, r"(?s)lora_A\.default\.weight.*--peft.*--merge.*--include \.", checkpoint)
+        out = self.new_path("out")
+        done = self.tool("zero-to-fp32", checkpoint, out, "--include", ".")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
 
 if __name__ == "__main__":
     tools.main()

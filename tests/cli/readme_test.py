@@ -71,7 +71,7 @@ class CommandsTest(CliTest):
         self.split_over_nodes(place)
         weights = ["converted", "Llama-3-8B", *(["mean"] if "--weights-from" in words else [])]
         for name in weights:
-            self.done("zero-to-fp32", place / "ckpt", place / name, "--safe-serialization")
+            self.done("zero-to-fp32", place / "ckpt", place / name, "--safe-serialization", "--include", ".")
         if "pack" not in words:
             self.done("ckpt-pack", "pack", place / "first_steps", place / "checkpoint-500-packed")
         (place / "new_run.json").write_text(json.dumps({

@@ -129,7 +129,7 @@ def read_weights(folder):
 def weights(made):
     out = made.folder / "weights"
     config = ["--hf-config", made.ckpt] if (made.ckpt / "config.json").exists() else []
-    tool("zero-to-fp32", made.ckpt, out, "--safe-serialization", *config)
+    tool("zero-to-fp32", made.ckpt, out, "--safe-serialization", "--include", ".", *config)
     found = read_weights(out)
     # The Trainer saves what is frozen beside an adapter in no file.
     saved = made.trained if made.case.adapter and made.case.program in TRAINERS else list(made.truth)
@@ -177,7 +177,7 @@ def load_strictly(made):
     model = build(made)
     if made.case.arguments.get("compile") == "module":
         model = torch.compile(model, backend="eager")
-    tool("zero-to-fp32", made.ckpt, made.folder / "bin")
+    tool("zero-to-fp32", made.ckpt, made.folder / "bin", "--include", ".")
     model.load_state_dict(oracle.load_bin(made.folder / "bin" / "pytorch_model.bin"), strict=True)
     check_loaded(made, model)
 

@@ -54,7 +54,8 @@ def named(name):
 class ProgramsTest(OracleTest):
 
     def weights(self, program, folder, *options):
-        self.convert(program.checkpoint, folder, *options)
+        # Of adapters under the names that the model has.
+        self.convert(program.checkpoint, folder, "--include", ".", *options)
         return oracle.load_bin(folder / "pytorch_model.bin")
 
     def test_weights_are_what_the_program_held(self):
@@ -154,7 +155,7 @@ class ProgramsTest(OracleTest):
             if not live.exists():
                 continue
             with self.each_case(program) as folder:
-                self.convert(program.checkpoint, folder, "--states")
+                self.convert(program.checkpoint, folder, "--states", "--include", ".")
                 for key, value in load_file(live).items():
                     name, state = key.split("|")
                     written = load_file(folder / "optimizer_states" / f"{state}.safetensors")

@@ -104,6 +104,16 @@ class FunctionsTest(QuietTest):
         lazy = ours.get_fp32_state_dict_from_zero_checkpoint(folder, lazy_mode=True)
         self.assert_same({name: value.contiguous() for name, value in lazy.items()}, whole)
 
+    def test_adapters_have_the_names_that_the_model_has(self):
+        """Which the tool alone refuses to write."""
+        for case in sorted((pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "peft").iterdir()):
+            folder, outputs = str(case / "ckpt"), [self.new_path(), self.new_path()]
+            self.assert_same(ours.get_fp32_state_dict_from_zero_checkpoint(folder),
+                             theirs.get_fp32_state_dict_from_zero_checkpoint(folder))
+            for module, output in zip((theirs, ours), outputs):
+                module.convert_zero_checkpoint_to_fp32_state_dict(folder, str(output))
+            self.assert_same(*(weights_in(output) for output in reversed(outputs)))
+
     def test_tensors_are_ones_own(self):
         case = oracle.case_named("z1_fp32_w2")
         before = cli_common.snapshot(case.load_dir)
