@@ -640,8 +640,11 @@ Job plan_merge(const Source& source, const WeightsOptions& weights, const MergeO
                                                         written, plan, job.notes, merger.changes());
   lay_out_weights(plan, *weights.format, split);
   set_plan(job, plan);
+  refuse_other_weights(job);
+  if (!own_base) job.place.inputs.push_back({options.base, "where the base's weights are"});
   job.what = summary_of(split) + ", merged";
   auto report = std::make_shared<WeightsReport>(std::move(split), std::vector<StateFiles>());
+  report->set_kind(*weights.format, base.valueless.empty(), false);
   report->add_missing(std::move(missing));
   for (const std::string& name : base.valueless) {
     job.left_out.push_back("no values\t" + printable(name));

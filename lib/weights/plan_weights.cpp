@@ -1,7 +1,5 @@
 #include <cstdint>
-#include <filesystem>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "base/text.h"
@@ -14,7 +12,6 @@
 #include "weights/weights_report.h"
 
 namespace dsckpt {
-namespace fs = std::filesystem;
 namespace {
 
 // A line for each parameter that is not written for the files that are lost.
@@ -58,13 +55,7 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
     states = lay_out_states(plan, checkpoint, chosen, options.max_shard_size, job.notes);
   }
   set_plan(job, plan);
-  // In the checkpoint's own folder they are of the same run.
-  job.place.others = [named = checkpoint.named(),
-                      written = paths_of(job.plan)](const fs::path& output) {
-    std::error_code failed;
-    if (fs::equivalent(named, output, failed)) return std::vector<std::string>();
-    return other_weights(written, output);
-  };
+  refuse_other_weights(job);
 
   job.left_out = left_out(checkpoint, incomplete);
   if (checkpoint.facts().from_weights) {

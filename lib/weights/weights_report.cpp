@@ -94,12 +94,15 @@ Listing WeightsReport::listing(const Job::Impl& job) const {
   return listing;
 }
 
+namespace {
+
 std::set<std::string> paths_of(const CopyPlan& plan) {
   std::set<std::string> paths;
   for (const PlannedFile& file : plan.outputs()) paths.insert(file.path);
   return paths;
 }
 
+// Files of weights and states in the folder `output` that are not among `written`.
 std::vector<std::string> other_weights(const std::set<std::string>& written,
                                        const fs::path& output) {
   std::vector<std::string> names;
@@ -117,6 +120,17 @@ std::vector<std::string> other_weights(const std::set<std::string>& written,
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+}  // namespace
+
+void refuse_other_weights(Job::Impl& job) {
+  job.place.others = [named = job.checkpoint->named(),
+                      written = paths_of(job.plan)](const fs::path& output) {
+    std::error_code failed;
+    if (fs::equivalent(named, output, failed)) return std::vector<std::string>();
+    return other_weights(written, output);
+  };
 }
 
 std::vector<std::string> WeightsReport::notes_after(const Job::Impl& job,

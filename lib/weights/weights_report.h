@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -56,10 +55,9 @@ class WeightsReport : public JobReport {
   bool is_adapter_ = false;
 };
 
-std::set<std::string> paths_of(const CopyPlan& plan);
-// Files of weights and states in the folder `output` that are not among `written`.
-std::vector<std::string> other_weights(const std::set<std::string>& written,
-                                       const std::filesystem::path& output);
+// Has the job, whose plan is set, refuse output folders with other weights, but for the
+// checkpoint's own, where they are of the same run.
+void refuse_other_weights(Job::Impl& job);
 
 // "12 tensors in 1 file"
 std::string summary_of(const WeightsSplit& split);
