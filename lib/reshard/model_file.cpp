@@ -118,8 +118,20 @@ const ModelKey* row_of(std::span<const ModelKey> table, std::string_view key) {
   return row == table.end() ? nullptr : &*row;
 }
 
+// How many steps the given values have seen: the optimizer's, and those that the run skipped.
+std::optional<int64_t> given_steps(const ModelFile& file) {
+  const CheckpointFacts& facts = file.from.checkpoint.facts();
+  if (!facts.has_given_states || !facts.global_steps) return std::nullopt;
+  const CheckpointFile& model = model_file_for(file.from, file.rank);
+  const Value skipped = model.archive->root().find_or_none(keys::kSkippedSteps);
+  return *facts.global_steps + (skipped.is(pickle::Kind::integer) ? skipped.as_int() : 0);
+}
+
 // nullopt for what is left out.
 std::optional<Value> value_of(ModelFile& file, std::string_view key, const Value& saved) {
+  if (const auto steps = given_steps(file); steps && key == keys::kGlobalSteps) {
+    return Document::integer(*steps);
+  }
   if (const ModelKey* row = row_of(kMade, key)) {
     if (is_before(file.target().release, row->since)) return std::nullopt;
     return row->make(file, saved);

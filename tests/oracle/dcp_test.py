@@ -597,6 +597,8 @@ class DcpIntoDeepSpeedTest(OracleTest):
                     expected.update({f"{name}|{key}": value for key, value in state.items() if key != "step"})
                 self.assert_same_tensors(native.tensors(), expected)
                 self.assertEqual({int(scalars["step"]) for scalars in native.scalars().values()}, {9})
+                for path in (out / "global_step9").glob("*model_states.pt"):
+                    self.assertEqual(torch.load(path, weights_only=False)["global_steps"], 9)
                 for group in groups:
                     for name in group["params"]:
                         hyper = native.hyper()[name]
