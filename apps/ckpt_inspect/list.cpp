@@ -61,8 +61,9 @@ int list(const CLI::App& app, const cli::Common& common, const TensorArguments& 
       data["tensors"].push_back(tensor_json(inputs, contents, tensor));
     }
     if (contents.damage() != nullptr) data["damage"] = damage_json(contents);
+    const int status = say_damage(app, common, contents);
     cli::print_json("list", std::move(data));
-    return say_damage(app, common, contents);
+    return status;
   }
   std::vector<cli::Table::Column> columns = tensor_columns();
   columns.push_back({"bytes", cli::Table::Align::right});

@@ -128,7 +128,7 @@ void print_json(const Opened& opened, const pickle::Value& value, const std::str
   for (const auto& [global, danger] : classes_of(opened.document())) {
     globals.push_back({{"global", global}, {"class", to_string(danger)}});
   }
-  std::cout << ",\"globals\":" << dump(globals) << "}}\n";
+  std::cout << ",\"globals\":" << dump(globals) << ",\"notes\":[]}}\n";
 }
 
 // Of a folder, whose files are meant.

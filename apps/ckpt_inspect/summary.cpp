@@ -389,8 +389,9 @@ int summary(const CLI::App& app, const cli::Common& common, const SummaryArgumen
   if (common.json) {
     nlohmann::json data = summary_json(contents, summary, hardware, estimates, possible);
     if (!states.empty()) data["candidates"] = states_json(args.path, contents, states);
-    cli::print_json("summary", data);
-    return say_damage(app, common, contents);
+    const int status = say_damage(app, common, contents);
+    cli::print_json("summary", std::move(data));
+    return status;
   }
   Page page;
   for (const auto& [label, text] : facts) page.fact(label, text);

@@ -108,10 +108,11 @@ int tree(const CLI::App& app, const cli::Common& common, const TreeArguments& ar
   if (common.json) {
     nlohmann::json data = node_json(std::move(root));
     if (contents.damage() != nullptr) data["damage"] = damage_json(contents);
+    const int status = say_damage(app, common, contents);
     cli::print_json("tree", std::move(data));
-  } else {
-    std::cout << Printer(cli::Terminal::of_stdout(), args.depth).text(root);
+    return status;
   }
+  std::cout << Printer(cli::Terminal::of_stdout(), args.depth).text(root);
   return say_damage(app, common, contents);
 }
 

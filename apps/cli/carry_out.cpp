@@ -107,6 +107,27 @@ void show(const Common& common, const Job& job, const std::filesystem::path& out
   if (shares) std::cout << "\n" << shown(forecast_listing(*shares));
 }
 
+// Shows the plan, and throws what the run would. What it would lack is a note, in JSON one of the
+// object's.
+void show_and_check(const CLI::App& app, const Common& common, const Job& job,
+                    const std::filesystem::path& output, const RunArguments& run,
+                    const RunOptions& options) {
+  std::optional<Error> refusal;
+  std::string lack;
+  try {
+    lack = check_run(job, output, options);
+  } catch (const Error& error) {
+    refusal = error;
+  }
+  const auto note_lack = [&] {
+    if (!lack.empty()) note(app, common, "the run would be refused: " + lack);
+  };
+  if (common.json) note_lack();
+  show(common, job, output, run, options);
+  if (!common.json) note_lack();
+  if (refusal) refusal->raise();
+}
+
 void note_transfers(const CLI::App& app, const Common& common,
                     const std::optional<FarForecast>& far) {
   if (!far || common.json) return;
@@ -169,9 +190,7 @@ int carry_out(const CLI::App& app, const Common& common, const Job& job,
   RunOptions options = run.options;
   if (options.threads == 0) options.threads = common.threads;
   if (run.dry_run) {
-    show(common, job, output, run, options);
-    const std::string lack = check_run(job, output, options);
-    if (!lack.empty()) note(app, common, "the run would be refused: " + lack);
+    show_and_check(app, common, job, output, run, options);
     note_transfers(app, common, far_forecast(job, output, options));
   } else {
     const RunStats stats = [&] {

@@ -4,6 +4,7 @@ They are mounted here, which takes root. What cannot be mounted is left out, and
 """
 import collections
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -110,6 +111,8 @@ class SmallDiskTest(CliTest):
             done = self.tool(*place, "--dry-run", cwd=self.work)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stderr, r"note: the run would be refused: .*needs .* left")
+            notes = json.loads(self.tool(*place, "--dry-run", "--json", cwd=self.work).stdout)["data"]["notes"]
+            self.assertTrue(any(note.startswith("the run would be refused: ") for note in notes), notes)
             self.assertEqual(self.tool(*place, cwd=self.work).returncode, 4)
             self.assertEqual(list(self.disk.iterdir()), [])
 
