@@ -17,19 +17,31 @@
 
 namespace dsckpt::inspect {
 
-void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
-                          ContentsOptions& options) {
-  cli::input_path(
-      app.add_option(
-          name, path,
-          "Checkpoint folder, tag's folder, universal checkpoint, folder of weights, or one "
-          "file of torch.save or safetensors"))
-      ->required();
-  app.add_option("-t,--tag", options.tag, "Tag to read (default: what `latest` says)")
-      ->type_name("TAG");
+namespace {
+
+constexpr const char* kContentsText =
+    "Checkpoint folder, tag's folder, universal checkpoint, folder of weights, or one file of "
+    "torch.save or safetensors";
+
+void add_contents_choice(CLI::App& app, ContentsOptions& options, const std::string& tag_text) {
+  app.add_option("-t,--tag", options.tag, tag_text)->type_name("TAG");
   cli::add_model(app, options.model);
   cli::add_roots(app, options.roots);
   cli::add_tp_rules(app, options.tp_rules);
+}
+
+}  // namespace
+
+void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
+                          ContentsOptions& options) {
+  cli::input_path(app.add_option(name, path, kContentsText))->required();
+  add_contents_choice(app, options, "Tag to read (default: what `latest` says)");
+}
+
+void add_contents_options(CLI::App& app, const std::string& name, std::vector<std::string>& paths,
+                          ContentsOptions& options) {
+  cli::input_path(app.add_option(name, paths, kContentsText))->required();
+  add_contents_choice(app, options, "Tag to read (default: what `latest` says); all: each of them");
 }
 
 Contents open_contents(InputFiles& inputs, const cli::Common& common, const std::string& path,

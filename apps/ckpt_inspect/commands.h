@@ -33,6 +33,9 @@ AddCommand add_scan;
 // --root.
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
                           ContentsOptions& options);
+// The same for several `paths`, of which one has to be given.
+void add_contents_options(CLI::App& app, const std::string& name, std::vector<std::string>& paths,
+                          ContentsOptions& options);
 
 // Contents::open(), with the files counted on stderr where that takes long. Unless others say all
 // notes, a note says which of several it is.

@@ -12,6 +12,7 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "ckpt_inspect/several.h"
 #include "cli/far_paths.h"
 #include "cli/interrupt.h"
 #include "cli/messages.h"
@@ -24,7 +25,7 @@ namespace dsckpt::inspect {
 namespace {
 
 struct ScanArguments {
-  std::string path;
+  std::vector<std::string> paths;
   std::vector<std::string> allowed;
   bool is_dangerous_only = false;
   bool is_strict = false;  // the default
@@ -120,22 +121,31 @@ std::string summary_of(const ScanResult& result) {
   return text + ": " + to_string(result.worst());
 }
 
-int scan_path(const CLI::App& app, const cli::Common& common, const ScanArguments& args) {
-  const Patterns allowed(args.allowed, "--allow");
+int scan_path(const CLI::App& app, const cli::Common& common, const ScanArguments& args,
+              const Patterns& allowed, const std::string& path, const std::string& name) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  ScanResult result =
-      cli::while_shown(progress, common, [&] { return scan(args.path, &progress); });
+  ScanResult result = cli::while_shown(progress, common, [&] { return scan(path, &progress); });
   result.allow(allowed);
   if (common.json) {
-    cli::print_json("scan", json_of(result));
+    nlohmann::json data = json_of(result);
+    data["path"] = path;
+    cli::print_json("scan", std::move(data));
   } else {
     std::cout << text_of(result, cli::Terminal::of_stdout());
-    cli::note(app, common, summary_of(result));
+    cli::note(app, common, (name.empty() ? "" : name + ": ") + summary_of(result));
   }
   const GlobalClass failing =
       args.is_dangerous_only ? GlobalClass::dangerous : GlobalClass::unknown;
   return result.worst() >= failing ? cli::kCheckFailed : cli::kDone;
+}
+
+int scan_paths(const CLI::App& app, const cli::Common& common, const ScanArguments& args) {
+  const Patterns allowed(args.allowed, "--allow");
+  return for_each_path(app, common, each_of(args.paths), [&](const OneOfSeveral& each) {
+    return scan_path(app, common, args, allowed, each.path,
+                     args.paths.size() == 1 ? "" : each.name);
+  });
 }
 
 }  // namespace
@@ -144,7 +154,7 @@ Command add_scan(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
       "scan", "What pickles would import and call: harmless, unknown or dangerous");
   const auto args = std::make_shared<ScanArguments>();
-  cli::input_path(sub.add_option("path", args->path, "A file, or a folder with all that is in it"))
+  cli::input_path(sub.add_option("path", args->paths, "A file, or a folder with all that is in it"))
       ->required();
   sub.add_option("--allow", args->allowed,
                  "Unknown names (MODULE.NAME, in full) that are harmless. What is known to be\n"
@@ -155,7 +165,7 @@ Command add_scan(CLI::App& app, cli::Common& common) {
                                              "Do not fail on what is unknown or cannot be read");
   sub.add_flag("--strict", args->is_strict, "Accepted; it is the default")
       ->excludes(dangerous_only);
-  return {&sub, [&app, &common, args] { return scan_path(app, common, *args); }};
+  return {&sub, [&app, &common, args] { return scan_paths(app, common, *args); }};
 }
 
 }  // namespace dsckpt::inspect

@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "ckpt_inspect/several.h"
 #include "cli/group.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
@@ -20,7 +21,7 @@ namespace dsckpt::inspect {
 namespace {
 
 struct VerifyArguments {
-  std::string path;
+  std::vector<std::string> paths;
   ContentsOptions contents;
   VerifyOptions verify;
   std::string manifest;
@@ -71,8 +72,11 @@ void write(const cli::Common& common, const CLI::App& app, const VerifyArguments
   cli::note(app, common, "no manifest is written of what is not whole");
 }
 
-int verify_path(const CLI::App& app, const cli::Common& common, VerifyArguments& args) {
-  const cli::NodeFolders folders(common, args.path, args.contents.roots);
+int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArguments& args,
+                const OneOfSeveral& each) {
+  std::string path = each.path;
+  std::vector<std::filesystem::path> roots = args.contents.roots;
+  const cli::NodeFolders folders(common, path, roots);
   std::error_code failed;
   if (!args.force && !args.new_manifest.empty() &&
       std::filesystem::exists(args.new_manifest, failed)) {
@@ -83,14 +87,14 @@ int verify_path(const CLI::App& app, const cli::Common& common, VerifyArguments&
         .with_hint("--write-manifest " + shell_word(args.manifest) +
                    " makes it, of a whole checkpoint");
   }
-  if (!args.contents.roots.empty() && !(args.manifest + args.new_manifest).empty()) {
+  if (!roots.empty() && !(args.manifest + args.new_manifest).empty()) {
     throw UsageError("a manifest is of one folder, not of several roots")
         .with_hint("make or check one for each root");
   }
   VerifyOptions options = args.verify;
-  options.roots = args.contents.roots;
+  options.roots = roots;
   options.model = args.contents.model;
-  options.tag = args.contents.tag;
+  options.tag = each.tag;
   options.tp_rules = args.contents.tp_rules;
   options.threads = common.threads;
   options.group = common.group.get();
@@ -102,12 +106,15 @@ int verify_path(const CLI::App& app, const cli::Common& common, VerifyArguments&
   {
     const cli::InterruptGuard guard(progress);
     const cli::ProgressDisplay display(progress, common);
-    report = verify(inputs, args.path, options, progress);
+    report = verify(inputs, path, options, progress);
   }
   write(common, app, args, report);
   if (!report.choice.empty()) cli::note(app, common, report.choice);
   if (common.json) {
-    cli::print_json("verify", verify_json(report));
+    nlohmann::json data = verify_json(report);
+    data["path"] = each.path;
+    if (!each.tag.empty()) data["tag"] = each.tag;
+    cli::print_json("verify", std::move(data));
   } else {
     print_text(common, report);
     std::set<std::string> said;
@@ -120,13 +127,27 @@ int verify_path(const CLI::App& app, const cli::Common& common, VerifyArguments&
   return report.ok() ? cli::kDone : cli::kCheckFailed;
 }
 
+int verify_paths(const CLI::App& app, const cli::Common& common, const VerifyArguments& args) {
+  const std::vector<OneOfSeveral> all = each_of(args.paths, args.contents.tag, args.contents.model);
+  if (all.size() > 1 && !(args.manifest + args.new_manifest).empty()) {
+    throw UsageError("a manifest is of one checkpoint, not of several")
+        .with_hint("make or check one for each");
+  }
+  if (args.paths.size() > 1 && !args.contents.roots.empty()) {
+    throw UsageError("--root is another place of one checkpoint, not of several");
+  }
+  return for_each_path(app, common, all, [&](const OneOfSeveral& each) {
+    return verify_path(app, common, args, each);
+  });
+}
+
 }  // namespace
 
 Command add_verify(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
       "verify", "Everything that is wrong: missing, damaged, stale or unequal files and values");
   const auto args = std::make_shared<VerifyArguments>();
-  add_contents_options(sub, "path", args->path, args->contents);
+  add_contents_options(sub, "path", args->paths, args->contents);
   sub.add_flag("--finite", args->verify.finite, "No weight or state may be NaN or Inf");
   cli::some_path(sub.add_option("--manifest", args->manifest,
                                 "Compare all records and files with this manifest"))
@@ -136,7 +157,7 @@ Command add_verify(CLI::App& app, cli::Common& common) {
       ->type_name("FILE");
   sub.add_flag("--force", args->force, "Replace the manifest that is there");
   return cli::command_in_group(sub, common,
-                               [&app, &common, args] { return verify_path(app, common, *args); });
+                               [&app, &common, args] { return verify_paths(app, common, *args); });
 }
 
 }  // namespace dsckpt::inspect

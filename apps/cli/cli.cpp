@@ -18,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "cli/far_paths.h"
 #include "cli/interrupt.h"
@@ -130,11 +131,19 @@ std::string error_text(const CLI::App& app, const Error& error) {
   return text;
 }
 
-int report_error(const CLI::App& app, bool as_json, const Error& error) {
-  if (as_json) print_json("error", with_status(error));
+}  // namespace
+
+int report_error(const CLI::App& app, bool as_json, const Error& error, const std::string& path) {
+  if (as_json) {
+    nlohmann::json data = with_status(error);
+    if (!path.empty()) data["path"] = path;
+    print_json("error", std::move(data));
+  }
   std::cerr << error_text(app, error);
   return exit_code(error.kind());
 }
+
+namespace {
 
 int report_bug(const CLI::App& app, const std::exception& error) {
   std::cerr << app.get_name() << ": internal error: " << error.what() << "\n";

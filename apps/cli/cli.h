@@ -29,6 +29,10 @@ enum ExitCode : int {
 
 // Of an error of that kind.
 int exit_code(ErrorKind kind);
+// Prints `error` on stderr, and with `as_json` as an object on stdout, which gets "path" unless
+// `path` is "". Returns its exit code.
+int report_error(const CLI::App& app, bool as_json, const Error& error,
+                 const std::string& path = "");
 
 // A subcommand that was added to a tool.
 struct Command {

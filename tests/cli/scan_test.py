@@ -383,7 +383,7 @@ class ScanTest(ScanCase):
         (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
         (folder / "tokenizer.model").write_bytes(b"\x0a\x0e\x0a\x05" + bytes(range(256)))
         data = self.assert_harmless(folder)
-        self.assertEqual(set(data), {"files", "not_examined", "pickles", "class", "findings", "unreadable"})
+        self.assertEqual(set(data), {"path", "files", "not_examined", "pickles", "class", "findings", "unreadable", "notes"})
         self.assertEqual((data["files"], data["pickles"]), (4, 1))
         self.assertEqual(data["not_examined"], ["config.json", "model.safetensors", "tokenizer.model"])
         done = self.tool("ckpt-inspect", "scan", folder)
