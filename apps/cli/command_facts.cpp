@@ -1,8 +1,10 @@
 #include "cli/command_facts.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "cli/help.h"
+#include "cli/messages.h"
 #include "cli/option_facts.h"
 
 namespace dsckpt::cli {
@@ -55,6 +57,59 @@ CommandFacts facts_of(const CLI::App& app) {
   facts.is_program = app.get_prefix_command();
   facts.examples = examples_of(app);
   return facts;
+}
+
+namespace {
+
+const char* name_of(ValueKind kind) {
+  switch (kind) {
+    case ValueKind::none:
+      return "flag";
+    case ValueKind::choice:
+      return "choice";
+    case ValueKind::folder:
+      return "folder";
+    case ValueKind::file:
+      return "file";
+    case ValueKind::tag:
+      return "tag";
+    case ValueKind::tensor:
+      return "tensor";
+    case ValueKind::text:
+      return "text";
+  }
+  return "";
+}
+
+nlohmann::json option_json(const OptionFacts& option) {
+  return {{"names", option.names},
+          {"value", option.value},
+          {"kind", name_of(option.kind)},
+          {"choices", option.choices},
+          {"unless_given", option.unless_given},
+          {"description", option.description},
+          {"required", option.required},
+          {"repeated", option.repeated}};
+}
+
+nlohmann::json command_json(const CommandFacts& facts) {
+  nlohmann::json json = {{"name", facts.name},
+                         {"description", facts.description},
+                         {"positionals", nlohmann::json::array()},
+                         {"options", nlohmann::json::array()},
+                         {"commands", nlohmann::json::array()}};
+  for (const OptionFacts& option : facts.positionals) {
+    json["positionals"].push_back(option_json(option));
+  }
+  for (const OptionFacts& option : facts.options) json["options"].push_back(option_json(option));
+  for (const CommandFacts& sub : facts.subcommands) json["commands"].push_back(command_json(sub));
+  return json;
+}
+
+}  // namespace
+
+std::string facts_json(const CommandFacts& facts) {
+  return json_line("options", command_json(facts));
 }
 
 }  // namespace dsckpt::cli

@@ -45,4 +45,9 @@ struct CommandFacts {
 // Of what --help shows: hidden options and subcommands, those without a group, are left out.
 CommandFacts facts_of(const CLI::App& app);
 
+// A line of JSON, of type "options" (messages.h): {"name", "description", "positionals": [option],
+// "options": [option], "commands": [the same]}, an option being {"names", "value", "kind",
+// "choices", "unless_given", "description", "required", "repeated"}.
+std::string facts_json(const CommandFacts& facts);
+
 }  // namespace dsckpt::cli

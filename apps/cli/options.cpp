@@ -41,6 +41,7 @@ void generate(const CLI::App& app, const std::string& what) {
   std::cout << (what == "bash"   ? bash_completion(facts)
                 : what == "zsh"  ? zsh_completion(facts)
                 : what == "fish" ? fish_completion(facts)
+                : what == "json" ? facts_json(facts)
                                  : man_page(facts, kVersion));
   throw CLI::Success();
 }
@@ -163,8 +164,8 @@ void add_common(CLI::App& app, Common& common, bool reads) {
         ->group(kCommonGroup);
     one_of(app.add_option_function<std::string>(
                "--generate", [&app](const std::string& what) { generate(app, what); },
-               "Print the completion for bash, zsh or fish, or the man page"),
-           {"bash", "zsh", "fish", "man"})
+               "Print the completion for bash, zsh or fish, the man page, or the options as JSON"),
+           {"bash", "zsh", "fish", "man", "json"})
         ->type_name("WHAT")
         ->group(kCommonGroup);
     const size_t width = Terminal::of_stdout().width;

@@ -80,7 +80,7 @@ class GeneratedTest(ManualTest):
             self.assertRegex(self.tool(tool, "--help").stdout, r"--generate WHAT +Print the completion")
             done = self.tool(tool, "--generate", "foo")
             self.assertEqual(done.returncode, 2)
-            self.assertIn("--generate: foo not in {bash,zsh,fish,man}", done.stderr)
+            self.assertIn("--generate: foo not in {bash,zsh,fish,man,json}", done.stderr)
 
 
 class ManPageTest(ManualTest):
