@@ -140,6 +140,27 @@ class Reader {
     return all;
   }
 
+  // What is known of the run, with the keys that `ckpt-inspect list --json` has; empty of weights.
+  nb::dict facts() const {
+    const SourceFacts known = source_.facts();
+    nb::dict all;
+    if (known.from_weights) return all;
+    nb::dict mesh;
+    mesh["pp"] = known.pp;
+    mesh["tp"] = known.tp;
+    mesh["dp"] = known.dp;
+    mesh["ep"] = known.ep;
+    all["layout"] = as_str(known.layout);
+    all["zero_stage"] = known.zero_stage;
+    all["tag"] = as_str(known.tag);
+    all["optimizer_wrapper"] = as_str(known.optimizer_wrapper);
+    all["ds_version"] = as_str(known.ds_version);
+    all["global_steps"] =
+        known.global_steps ? nb::object(nb::int_(*known.global_steps)) : nb::none();
+    all["mesh"] = mesh;
+    return all;
+  }
+
   nb::list files(size_t index) const {
     nb::list names;
     for (const std::string& name : source_.files(tensors_.at(index))) names.append(as_str(name));
@@ -247,14 +268,17 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 NB_MODULE(dsckpt_native, module) {
   using dsckpt::Reader;
+  // A worker process of a data loader has its Reader until it ends.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(dsckpt::translate);
-  module.attr("INTERFACE") = 2;  // as in dsckpt/_reader.py; another one when anything below changes
+  module.attr("INTERFACE") = 3;  // as in dsckpt/_reader.py; another one when anything below changes
   nb::class_<Reader>(module, "Reader")
       .def(nb::init<const nb::bytes&, const std::string&, const std::string&,
                     const std::vector<nb::bytes>&, const std::vector<std::string>&, bool>(),
            "path"_a, "tag"_a, "model"_a, "roots"_a, "tp_rules"_a, "states"_a)
       .def("tensors", &Reader::tensors)
       .def("notes", &Reader::notes)
+      .def("facts", &Reader::facts)
       .def("files", &Reader::files, "index"_a)
       .def("gather", &Reader::gather, "ranges"_a, "check"_a, "progress"_a.none())
       .def("check", &Reader::check, "index"_a, "progress"_a.none())
