@@ -1,5 +1,4 @@
 """The Python package: options as keywords, results, errors, progress, and being interrupted."""
-import ast
 import doctest
 import inspect
 import os
@@ -12,6 +11,7 @@ from unittest import mock
 
 import cli_common
 import dsckpt
+import dsckpt._arrays
 import dsckpt._tool
 import large_checkpoint
 import tools
@@ -49,21 +49,16 @@ class ImportTest(PackageTest):
             dsckpt.no_such_thing
 
     def test_what_is_an_example_is_so(self):
-        for module in (dsckpt, dsckpt._tool):
+        for module in (dsckpt, dsckpt._arrays, dsckpt._tool):
             failed, _ = doctest.testmod(module)
             self.assertEqual(failed, 0)
 
-    def test_the_stub_has_the_arguments_of_every_function(self):
-        stub = ast.parse(pathlib.Path(dsckpt.__file__).with_suffix(".pyi").read_text())
-        stubs = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
-        functions = [name for name in dsckpt.__all__ if name.islower() and name != "patch_deepspeed"]
-        self.assertEqual(sorted(stubs), sorted(functions))
-        for name in functions:
-            for argument in ast.walk(stubs[name]):
-                if isinstance(argument, ast.arg):
-                    argument.annotation = None
-            stub = f"({ast.unparse(stubs[name].args)})"
-            self.assertEqual(stub, str(inspect.signature(getattr(dsckpt, name))))
+    def test_a_function_has_its_options_by_name(self):
+        for name in sorted(dsckpt.__all__):
+            if name.islower() and name not in ("open", "patch_deepspeed"):
+                parameters = inspect.signature(getattr(dsckpt, name)).parameters
+                self.assertIn("max_memory", parameters, name)
+                self.assertFalse([each for each in parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD])
 
 
 class CommandsTest(PackageTest):
@@ -130,15 +125,15 @@ class ErrorsTest(PackageTest):
         error = self.raised(dsckpt.InconsistentError, dsckpt.convert, scratch.folder, self.new_path())
         self.assertIsInstance(error, dsckpt.Error)
 
-    def test_hints_are_in_the_words_of_python(self):
+    def test_hints_are_of_the_command_line_but_for_names_of_options(self):
         output = self.new_path()
         dsckpt.convert(self.checkpoint, output)
         error = self.raised(dsckpt.UsageError, dsckpt.convert, self.checkpoint, output)
         self.assertIsInstance(error, ValueError)
-        self.assertIn("`force`", error.hint)
+        self.assertIn("--force", error.hint)
         self.assertIn(error.hint, str(error))
         error = self.raised(dsckpt.UsageError, dsckpt.convert, self.checkpoint, self.new_path(), safe_serialisation=True)
-        self.assertIn("`safe_serialization`", error.hint)
+        self.assertEqual(error.hint, "safe_serialization is one")
 
     def test_a_refusal_of_the_system_is_an_oserror(self):
         if os.geteuid() == 0:
@@ -247,7 +242,7 @@ class BarTest(PackageTest):
             self.assertIn(repr(progress), str(error))
         for option in ("help", "version"):
             error = self.raised(dsckpt.UsageError, dsckpt.convert, self.checkpoint, self.new_path(), **{option: True})
-            self.assertIn("`zero-to-fp32 --help`", error.hint)
+            self.assertEqual(error.hint, "help(dsckpt.convert) lists them")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
 
 import dsckpt
 
@@ -45,18 +46,40 @@ TAKEN = [
     "dsckpt.verify(a, progress=True)['findings']",
     "dsckpt.verify(a, progress=None)",
     "dsckpt.diff(a, b, as_='float32', progress=True)['same']",
+    "dsckpt.verify(a, b)[1]['ok']",
+    "dsckpt.verify([a, b], finite=True)[1]['checks'][0]['done']",
+    "dsckpt.verify(a, tag='all')[0]['notes']",
     "dsckpt.scan(a)['class']",
+    "dsckpt.scan(a, pathlib.Path(b), allow='x')[1]['findings']",
+    "dsckpt.scan([a, b])[1]['pickles'] + 1",
+    "dsckpt.average([a, b], new(), weights=[1, 3])['files'][0]['path'].upper()",
+    "dsckpt.convert(a, new(), dry_run=True)['notes']",
+    "dsckpt.html(a, new(), values=True)['form']",
+    "dsckpt.tree(a)['children'][0]['tensors'] + 1",
+    "dsckpt.where(a, 'gain', state='exp_avg')['extents'][0]['offset'] + 1",
+    "dsckpt.print(a, 'gain', '[0]')['values']",
+    "found: dsckpt.results.Verification = dsckpt.verify(a)",
+    "warnings.simplefilter('ignore', dsckpt.DsckptWarning)",
     "dsckpt.open(a)['gain'].files",
     "dsckpt.open(a, tag=None, roots=[], framework='np', check='later')['gain'].numpy()",
     "dsckpt.open(a, framework='np', mmap=True).state_dict(['gain'], progress=True)",
     "dsckpt.open(a, framework='np').state_dict(progress=lambda done, total: None)",
+    "dsckpt.open(a, framework='np').state_dict(states=True)['gain']['exp_avg']",
+    "next(dsckpt.open(a, framework='np', dtype='fp16').iter_batches(bytes=1000, dtype='fp32'))",
+    "(dsckpt.open(a).step or 0) + (dsckpt.open(a).stage or 0) + (dsckpt.open(a).ranks or 0)",
+    "(dsckpt.open(a).tag or '').upper() + str(dsckpt.open(a).metadata['mesh']['dp'])",
+    "dsckpt.open(a, device='cpu')['gain'].ndim + 1",
 ]
 
 # What neither takes: an error of mypy in each line, and one of these when it runs.
 REFUSED = [
     ("dsckpt.convert(a)", TypeError),
     ("dsckpt.convert(a, new(), progress='bar')", ValueError),
-    ("dsckpt.scan(a, b)", TypeError),
+    ("dsckpt.convert(a, new(), safe_serialisation=True)", ValueError),
+    ("dsckpt.convert(a, new(), dtype='float8')", ValueError),
+    ("dsckpt.reshard(a, new(), dp='two')", ValueError),
+    ("dsckpt.verify(a)['healthy']", KeyError),
+    ("dsckpt.open(a, dtype='int8')", ValueError),
     ("dsckpt.scan()", TypeError),
     ("dsckpt.strip(a, new())", TypeError),
     ("dsckpt.open(a, framework='tf')", ValueError),
@@ -68,6 +91,7 @@ REFUSED = [
 
 HEAD = """
 import pathlib
+import warnings
 import dsckpt
 a = "z1"
 b = "z2"
@@ -132,10 +156,12 @@ class TypesTest(unittest.TestCase):
             return str(self.folder / f"{abs(hash(call))}.{new.count}")
 
         new.count = 0
-        names = {"dsckpt": dsckpt, "pathlib": pathlib, "new": new}
+        names = {"dsckpt": dsckpt, "pathlib": pathlib, "warnings": warnings, "new": new}
         for name, case in (("a", "z1_fp32_w2"), ("b", "z2_bf16_w2")):
             names[name] = str(TESTDATA / "checkpoints" / case / "ckpt")
-        eval(call, names)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dsckpt.DsckptWarning)
+            exec(call, names)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,18 @@
 
 Each function is a tool's command, and takes its options as keywords: ``dtype="bf16"`` is ``--dtype bf16``,
 ``force=True`` is ``--force``, ``include=["norm", "head"]`` is ``--include norm --include head``, and
-``as_="float32"`` is ``--as float32``, since `as` is a word of Python's. What is None or False is left out. The tools'
-own pages say what they mean (``zero-to-fp32 --help``).
+``as_="float32"`` is ``--as float32``, since `as` is a word of Python's. What is None or False is left out. Types may
+be torch's or NumPy's: ``dtype=torch.bfloat16``. ``help(dsckpt.convert)`` lists the options.
 
     >>> import dsckpt
     >>> dsckpt.convert("checkpoint-500", "weights", safe_serialization=True)  # doctest: +SKIP
     {'files': [...], 'seconds': 1.9, ...}
 
-Results are what the tool prints with ``--json``, as dictionaries. Errors are exceptions, one class a kind
-(`Error`), which know file, tensor and offset. Ctrl-C stops the tool, which leaves nothing behind, and raises
-KeyboardInterrupt. Functions may be called from several threads at once; other threads run meanwhile.
+Results are what the tool prints with ``--json``, as dictionaries; `dsckpt.results` has their types. The notes that it
+has for a result are in its "notes", and are warnings (`DsckptWarning`). Errors are exceptions, one class a kind
+(`Error`), which know file, tensor and offset; their words and hints are the tool's, for a command line. Ctrl-C stops
+the tool, which leaves nothing behind, and raises KeyboardInterrupt. Functions may be called from several threads at
+once; other threads run meanwhile.
 
 `open()` gives a checkpoint's tensors by name, and reads what is asked for:
 
@@ -22,24 +24,26 @@ KeyboardInterrupt. Functions may be called from several threads at once; other t
 Importing this package imports neither torch nor anything else that takes time.
 """
 
-from ._errors import CorruptError, Error, InconsistentError, IoError, UnsupportedError, UsageError
+from ._errors import CorruptError, DsckptWarning, Error, InconsistentError, IoError, UnsupportedError, UsageError
 
+# All but `print`, which Python has a function of that name for.
 __all__ = [
-    "Checkpoint", "CorruptError", "Error", "InconsistentError", "IoError", "Tensor", "UnsupportedError", "UsageError",
-    "convert", "diff", "inspect", "list_tensors", "open", "pack", "patch_deepspeed", "reshard", "scan", "stats",
-    "strip", "to_dcp", "to_universal", "unpack", "verify",
-]
+    "Checkpoint", "CorruptError", "DsckptWarning", "Error", "InconsistentError", "IoError", "Tensor",
+    "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "list_tensors", "open", "pack",
+    "patch_deepspeed", "raw", "reshard", "scan", "stats", "strip", "to_dcp", "to_universal", "tree", "unpack",
+    "verify", "where",
+]  # fmt: skip
 
-_COMMANDS = set(__all__[__all__.index("convert"):]) - {"open", "patch_deepspeed"}
+_COMMANDS = {"print", *(name for name in __all__ if name.islower())} - {"open", "patch_deepspeed"}
 
 
 def __getattr__(name):
     if name == "__version__":
         from importlib.metadata import version
         return version("dsckpt")
-    if name == "deepspeed":
+    if name in ("deepspeed", "results"):
         from importlib import import_module
-        return import_module(".deepspeed", __name__)
+        return import_module("." + name, __name__)
     if name == "patch_deepspeed":
         from .deepspeed import patch_deepspeed
         return patch_deepspeed
@@ -53,4 +57,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted([*__all__, "__version__", "deepspeed"])
+    return sorted([*__all__, "__version__", "deepspeed", "print", "results"])

@@ -1,10 +1,29 @@
-from os import PathLike
-from typing import Any, Callable, Iterable, Literal, Sequence
-
 from . import deepspeed as deepspeed
+from . import results as results
 from ._checkpoint import Checkpoint as Checkpoint
 from ._checkpoint import Tensor as Tensor
+from ._checkpoint import open as open
+from ._commands import average as average
+from ._commands import convert as convert
+from ._commands import diff as diff
+from ._commands import html as html
+from ._commands import inspect as inspect
+from ._commands import list_tensors as list_tensors
+from ._commands import pack as pack
+from ._commands import print as print
+from ._commands import raw as raw
+from ._commands import reshard as reshard
+from ._commands import scan as scan
+from ._commands import stats as stats
+from ._commands import strip as strip
+from ._commands import to_dcp as to_dcp
+from ._commands import to_universal as to_universal
+from ._commands import tree as tree
+from ._commands import unpack as unpack
+from ._commands import verify as verify
+from ._commands import where as where
 from ._errors import CorruptError as CorruptError
+from ._errors import DsckptWarning as DsckptWarning
 from ._errors import Error as Error
 from ._errors import InconsistentError as InconsistentError
 from ._errors import IoError as IoError
@@ -13,34 +32,10 @@ from ._errors import UsageError as UsageError
 from .deepspeed import patch_deepspeed as patch_deepspeed
 
 __all__ = [
-    "Checkpoint", "CorruptError", "Error", "InconsistentError", "IoError", "Tensor", "UnsupportedError", "UsageError",
-    "convert", "diff", "inspect", "list_tensors", "open", "pack", "patch_deepspeed", "reshard", "scan", "stats",
-    "strip", "to_dcp", "to_universal", "unpack", "verify",
+    "Checkpoint", "CorruptError", "DsckptWarning", "Error", "InconsistentError", "IoError", "Tensor",
+    "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "list_tensors", "open", "pack",
+    "patch_deepspeed", "raw", "reshard", "scan", "stats", "strip", "to_dcp", "to_universal", "tree", "unpack",
+    "verify", "where",
 ]
 
 __version__: str
-
-_Path = str | PathLike[str]
-_Progress = Callable[[int, int], object] | bool | None
-_Result = dict[str, Any]
-
-def convert(checkpoint: _Path | Iterable[_Path], output: _Path | None, *, progress: _Progress = None,
-            **options: Any) -> _Result: ...
-def to_universal(checkpoint: _Path, output: _Path, *, progress: _Progress = None, **options: Any) -> _Result: ...
-def to_dcp(checkpoint: _Path, output: _Path, *, dp: int | None = None, progress: _Progress = None,
-           **options: Any) -> _Result: ...
-def reshard(checkpoint: _Path, output: _Path, *, dp: int | None = None, progress: _Progress = None,
-            **options: Any) -> _Result: ...
-def open(path: _Path, *, tag: str | None = None, model: str | None = None, roots: Sequence[_Path] = (),
-         tp_rules: Sequence[str] = (), check: bool | Literal["later"] = True, mmap: bool = False,
-         framework: Literal["pt", "np"] = "pt") -> Checkpoint: ...
-def pack(folder: _Path, output: _Path, *, progress: _Progress = None, **options: Any) -> _Result: ...
-def unpack(folder: _Path, output: _Path, *, progress: _Progress = None, **options: Any) -> _Result: ...
-def strip(checkpoint: _Path, output: _Path, *, keep: Literal["weights", "resume"], progress: _Progress = None,
-          **options: Any) -> _Result: ...
-def inspect(path: _Path, **options: Any) -> _Result: ...
-def list_tensors(path: _Path, **options: Any) -> _Result: ...
-def stats(path: _Path, *, progress: _Progress = False, **options: Any) -> _Result: ...
-def verify(path: _Path, *, progress: _Progress = False, **options: Any) -> _Result: ...
-def diff(a: _Path, b: _Path, *, progress: _Progress = False, **options: Any) -> _Result: ...
-def scan(path: _Path, **options: Any) -> _Result: ...

@@ -1,4 +1,6 @@
 """A checkpoint as a mapping of names to lazy tensors."""
+import io
+import json
 import math
 import os
 import threading
@@ -6,41 +8,74 @@ import weakref
 from collections.abc import Mapping
 from numbers import Integral
 
-from ._errors import UnsupportedError, UsageError
-from ._reader import open_reader
-
-_NUMPY = {
-    "float64": "f8", "float32": "f4", "float16": "f2", "int64": "i8", "int32": "i4", "int16": "i2", "int8": "i1",
-    "uint64": "u8", "uint32": "u4", "uint16": "u2", "uint8": "u1", "bool": "?", "complex64": "c8",
-    "complex128": "c16",
-}  # fmt: skip
-
+from ._arrays import NUMPY, PIECE, SIZES, Form, batches, bytes_text
+from ._errors import InconsistentError, UsageError, warn
+from ._reader import ToolReader, is_far, open_reader
+from ._tool import dtype_name
 
 class Checkpoint(Mapping):
     """What `dsckpt.open()` returns: names to `Tensor`s, in the order of DeepSpeed's zero_to_fp32.
 
     Nothing but metadata is read before a tensor is used. Tensors stay valid when this object is gone. Any thread
-    may use both.
+    may use both. It can be pickled, for workers of other processes: what comes out has opened the same path again.
 
-    path: as it was given. notes: what a user should know, a list of texts.
+    path: as it was given.
+    notes: what a user should know, a list of texts. They were warnings (DsckptWarning) when it was opened.
+    metadata: what is known of the run: "layout", "zero_stage", "tag", "global_steps", "ds_version",
+        "optimizer_wrapper", "mesh" ({"pp", "tp", "dp", "ep"}, ranks of each kind). Of weights it is empty.
+    step, tag, stage, ranks: out of it the number of optimizer steps, the tag, the ZeRO stage, and how many ranks
+        saved it (pp * tp * dp); None where the files do not say.
     """
 
-    def __init__(self, path, *, check, mmap, framework, **options):
+    def __init__(self, path, *, check, mmap, framework, dtype=None, device=None, **options):
         self.path = path
         self._checks = _LaterChecks() if check == "later" else None
-        self._check, self._mmap, self._framework, self._options = check is True, mmap, framework, options
+        self._check, self._mmap, self._options = check is True, mmap, options
+        self._opened_with = {"check": check, "mmap": mmap, "framework": framework, "dtype": dtype, "device": device}
+        self._form = Form.of(framework, dtype, device)
         self._lock = threading.Lock()
         self._with_states = None
         self._reader = open_reader(path, **options)
         self._tensors = {entry[0]: Tensor(self, self._reader, index, entry)
                          for index, entry in enumerate(self._reader.tensors()) if not entry[1]}
+        self._add_ties()
 
     @property
     def notes(self):
         return self._reader.notes()
 
+    @property
+    def metadata(self):
+        return dict(self._reader.facts())
+
+    @property
+    def step(self):
+        return self._reader.facts().get("global_steps")
+
+    @property
+    def tag(self):
+        return self._reader.facts().get("tag") or None
+
+    @property
+    def stage(self):
+        return self._reader.facts().get("zero_stage")
+
+    @property
+    def ranks(self):
+        mesh = self._reader.facts().get("mesh")
+        return mesh and mesh["pp"] * mesh["tp"] * mesh["dp"]
+
     def __getitem__(self, name):
-        return self._tensors[name]
+        try:
+            return self._tensors[name]
+        except (KeyError, TypeError):
+            raise _NoSuchTensor(name, self._tensors) from None
+
+    def __contains__(self, name):
+        return name in self._tensors
+
+    def get(self, name, default=None):
+        return self._tensors.get(name, default)
 
     def __iter__(self):
         return iter(self._tensors)
@@ -49,21 +84,92 @@ class Checkpoint(Mapping):
         return len(self._tensors)
 
     def __repr__(self):
-        return f"<dsckpt.Checkpoint {os.fspath(self.path)!r}, {len(self)} tensor{'s' * (len(self) != 1)}>"
+        return f"<dsckpt.Checkpoint {os.fspath(self.path)!r}, {', '.join(self._said())}>"
 
-    def state_dict(self, names=None, *, progress=None):
+    def _repr_html_(self):
+        from ._html import html_of
+        return html_of(self, self._said())
+
+    def _ipython_key_completions_(self):
+        return list(self)
+
+    def _said(self):
+        """["global_step500", "step 500", "stage 3", "8 ranks", "291 tensors", "13.5 GB"]"""
+        own = [tensor for tensor in self.values() if not tensor.alias_of]
+        said = [] if self.tag is None else [self.tag]
+        if self.step is not None and not (self.tag or "").endswith(str(self.step)):
+            said.append(f"step {self.step}")
+        if self.stage is not None:
+            said.append(f"stage {self.stage}")
+        if self.ranks is not None:
+            said.append(f"{self.ranks} rank{'s' * (self.ranks != 1)}")
+        said.append(f"{len(self)} tensor{'s' * (len(self) != 1)}")
+        return [*said, bytes_text(sum(tensor.nbytes for tensor in own))]
+
+    def __reduce__(self):
+        path = self.path if is_far(self.path) else os.path.abspath(os.fspath(self.path))
+        options = {**self._opened_with, **self._options}
+        # What `latest` names may be another one by then.
+        if not options["tag"] and self.tag and not is_far(path) and os.path.isdir(os.path.join(path, self.tag)):
+            options["tag"] = self.tag
+        return _opened_again, (path, options, (self.tag, self.step))
+
+    def state_dict(self, names=None, *, states=False, dtype=None, device=None, progress=None):
         """The tensors called `names` (default: all) as a dictionary, read together, on all cores.
 
-        Values are torch tensors, with framework="np" arrays. Tied ones are the same object's memory. progress: as
-        convert()'s.
+        Values are torch tensors, with framework="np" arrays. Tied ones are the same object's memory.
+
+        states: the optimizer's states instead of the weights: ``{name: {"exp_avg": tensor, ...}}`` of the
+            parameters that have any, in the parameters' shapes. Those are what torch's get_optimizer_state_dict()
+            has as "state", but for the steps.
+        dtype, device: as open()'s, which are the defaults.
+        progress: as convert()'s.
         """
+        form = self._form.changed(dtype, device)
+        if states:
+            of_each = {name: self[name].states for name in (self if names is None else names)
+                       if not self[name].alias_of}
+            read = iter(self._together([each for found in of_each.values() for each in found.values()], form,
+                                       progress))
+            return {name: {key: next(read) for key in found} for name, found in of_each.items() if found}
         chosen = {name: self[name] for name in (self if names is None else names)}
         own = {}
         for tensor in chosen.values():
             own.setdefault(tensor._owner()._index, tensor._owner())
-        elements = dict(zip(own, self._read(list(own.values()), progress)))
-        read = {index: self._as_array(own[index], *elements[index]) for index in own}
+        read = dict(zip(own, self._together(list(own.values()), form, progress)))
         return {name: read[tensor._owner()._index] for name, tensor in chosen.items()}
+
+    def iter_batches(self, bytes=256 << 20, names=None, *, dtype=None, device=None):
+        """All tensors, or those called `names`, a dictionary of some after the other, each as state_dict() has it.
+
+        bytes: what the tensors of a dictionary have together, at most, as they are stored; one that has more is
+            alone. Memory is taken for one dictionary at a time, if the caller keeps none. Tied ones come together.
+        """
+        groups = {}
+        for name in self if names is None else names:
+            owner = self[name]._owner()
+            groups.setdefault(owner.name, (owner, []))[1].append(name)
+        batch, size = [], 0
+        for owner, tied in groups.values():
+            if batch and size + owner.nbytes > bytes:
+                yield self.state_dict(batch, dtype=dtype, device=device, progress=False)
+                batch, size = [], 0
+            batch += tied
+            size += owner.nbytes
+        if batch:
+            yield self.state_dict(batch, dtype=dtype, device=device, progress=False)
+
+    def load_into(self, model, strict=True, *, progress=None):
+        """Copies the tensors into the parameters and buffers of `model`, a torch.nn.Module, which keep their types and
+        devices. At no time is there a second state dict: pieces are read.
+
+        strict: names that one side alone has are an InconsistentError, and nothing is copied. A name that is tied to
+            one that is there is none.
+        Returns ``(missing_keys, unexpected_keys)`` as torch's load_state_dict() does. Raises InconsistentError for
+        other shapes, and UsageError for a model that has no memory yet (device meta).
+        """
+        from ._load import load_into
+        return load_into(self, model, strict, progress)
 
     def finish_checks(self):
         """Waits for the checks that ``check="later"`` has begun, and raises what the first wrong record gave."""
@@ -76,6 +182,72 @@ class Checkpoint(Mapping):
     def __exit__(self, kind, error, trace):
         if kind is None:
             self.finish_checks()
+
+    def _add_ties(self):
+        """Tied names that weights in safetensors have in their metadata alone: `{"lm_head.weight": "embed.weight"}`,
+        as this program, transformers and safetensors.torch.save_model write them."""
+        if self._reader.facts() or is_far(self.path):
+            return
+        files = {name for tensor in self.values() for name in tensor.files if name.endswith(".safetensors")}
+        folder = os.fspath(self.path)
+        if not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        for name in sorted(files):
+            for alias, owner in _metadata_of(os.path.join(folder, name)).items():
+                if alias not in self._tensors and owner in self._tensors:
+                    its = self._tensors[owner]
+                    entry = (alias, "", its.kind, its.dtype, its.shape, owner)
+                    self._tensors[alias] = Tensor(self, self._reader, its._index, entry)
+
+    def _together(self, tensors, form, progress):
+        """An array or tensor in this form of each of `tensors`, of one reader."""
+        if not tensors:
+            return []
+        if all(form.keeps(tensor.dtype) for tensor in tensors):
+            return [self._as_array(tensor, *elements, form=form)
+                    for tensor, elements in zip(tensors, self._read(tensors, progress))]
+        from ._tool import shown
+        with shown("reading", progress) as report:
+            done, total, read = 0, sum(tensor.nbytes for tensor in tensors), []
+            for batch in batches(tensors):
+                if len(batch) == 1:
+                    read.append(self._cast(batch[0], form))
+                else:
+                    read += [self._as_array(tensor, *elements, form=form)
+                             for tensor, elements in zip(batch, self._read(batch))]
+                done += sum(tensor.nbytes for tensor in batch)
+                if report:
+                    report(done, total)
+        return read
+
+    def _cast(self, tensor, form):
+        """All of `tensor`, of which pieces are read."""
+        rows = self._rows_of_piece(tensor)
+        if form.keeps(tensor.dtype) or rows is None:
+            (data, strides), = self._read([tensor])
+            return self._as_array(tensor, data, strides, form=form)
+        made = form.empty(tensor.dtype, tensor.shape)
+        for begin, end, piece in self._pieces(tensor, rows, form):
+            made[begin:end] = piece
+        return made
+
+    def _rows_of_piece(self, tensor):
+        """How many rows are read at once; None: all of it."""
+        # The program would start, and check the whole record, for every piece.
+        if not tensor.shape or not tensor.nbytes or self._mmap or isinstance(tensor._reader, ToolReader):
+            return None
+        rows = max(1, PIECE // (tensor.nbytes // tensor.shape[0]))
+        return None if rows >= tensor.shape[0] else rows
+
+    def _pieces(self, tensor, rows, form):
+        """(begin, end, elements as they are stored) of consecutive rows"""
+        if self._checks:
+            self._checks.begin([tensor])
+        row = math.prod(tensor.shape[1:])
+        for begin in range(0, tensor.shape[0], rows):
+            end = min(begin + rows, tensor.shape[0])
+            data, = tensor._reader.gather([(tensor._index, begin * row, (end - begin) * row)], self._check, None)
+            yield begin, end, form.make(data, tensor.dtype, (end - begin, *tensor.shape[1:]), None)
 
     def _read(self, tensors, progress=False):
         """(bytes, strides in elements or None) of each"""
@@ -98,9 +270,10 @@ class Checkpoint(Mapping):
             found.update((tensor._index, (data, None)) for tensor, data in zip(rest, gathered))
         return [found[tensor._index] for tensor in tensors]
 
-    def _as_array(self, tensor, data, strides, shape=None):
-        make = _numpy if self._framework == "np" else _torch
-        return make(data, tensor.dtype, tensor.shape if shape is None else shape, strides)
+    def _as_array(self, tensor, data, strides, shape=None, form=None):
+        form = form or self._form
+        return form.of_array(form.make(data, tensor.dtype, tensor.shape if shape is None else shape, strides),
+                             tensor.dtype)
 
     def _states_of(self, name):
         with self._lock:
@@ -112,6 +285,48 @@ class Checkpoint(Mapping):
                         states = self._with_states.setdefault(entry[0], {})
                         states[entry[1]] = Tensor(self, reader, index, entry)
         return dict(self._with_states.get(name, {}))
+
+
+def _opened_again(path, options, saved):
+    """What a pickle of a Checkpoint calls. saved: tag and step of what was opened."""
+    checkpoint = Checkpoint(path, **options)
+    if (checkpoint.tag, checkpoint.step) != saved:
+        raise InconsistentError(f"{os.fspath(path)}: is another checkpoint than the one that was pickled: "
+                                f"{checkpoint.tag}, step {checkpoint.step}, not {saved[0]}, step {saved[1]}")
+    return checkpoint
+
+
+def _tensor_of(checkpoint, name, state):
+    """What a pickle of a Tensor calls."""
+    return checkpoint[name].states[state] if state else checkpoint[name]
+
+
+class _NoSuchTensor(KeyError):
+    """A KeyError of a name, which says what is like it. That is looked for when somebody reads it."""
+
+    def __init__(self, name, names=()):
+        super().__init__(name)
+        self._names = names
+
+    def __str__(self):
+        from difflib import get_close_matches
+        near = get_close_matches(str(self.args[0]), list(self._names), 1)
+        return f"{self.args[0]!r}: there is no such tensor" + (f"; most like it is {near[0]!r}" if near else "")
+
+
+_MOST_METADATA = 100 << 20  # bytes, as the library takes
+
+
+def _metadata_of(path):
+    """The `__metadata__` of a file of safetensors; {} of what is none."""
+    try:
+        with io.open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size)) if size <= _MOST_METADATA else {}
+        metadata = header.get("__metadata__", {})
+        return {key: value for key, value in metadata.items() if isinstance(value, str)}
+    except (OSError, ValueError, AttributeError):  # such as one that is packed
+        return {}
 
 
 class _LaterChecks:
@@ -158,12 +373,14 @@ class Tensor:
 
     name, state: of which parameter, and which of the optimizer's states of it ("": the parameter itself).
     kind: "trainable", "frozen" or "buffer"; of weights "".
-    dtype: torch's name, "bfloat16"; float32 of what was trained. shape: a tuple. numel, nbytes: their product.
+    dtype: torch's name, "bfloat16", of what is stored; float32 of what was trained. shape: a tuple, in elements.
+    ndim, numel: how many dimensions and elements. nbytes: what these take as they are stored.
     alias_of: of a tied one the name of the tensor that it is, else "".
 
     ``t[...]`` and ``t[2:4, 0]`` give a torch tensor (or an array, by open()'s `framework`); of a first index that
-    is a number or a range only those rows are read. ``t.torch()``, ``t.numpy()``, ``torch.from_dlpack(t)`` and
-    ``numpy.asarray(t)`` give all of it. The memory is the caller's: writing to it changes no file.
+    is a number or a range only those rows are read. ``t.torch()``, ``t.numpy()``, ``t.to("cuda", torch.bfloat16)``,
+    ``torch.from_dlpack(t)`` and ``numpy.asarray(t)`` give all of it. The memory is the caller's: writing to it changes
+    no file. open()'s `dtype` and `device` hold for all but dlpack, which has no device but the CPU.
 
     Reading raises CorruptError for a record that is not what its checksum says, IoError, also for a file that was
     changed or cut meanwhile, and KeyboardInterrupt.
@@ -180,8 +397,12 @@ class Tensor:
         return math.prod(self.shape)
 
     @property
+    def ndim(self):
+        return len(self.shape)
+
+    @property
     def nbytes(self):
-        return self.numel * _SIZES[self.dtype]
+        return self.numel * SIZES[self.dtype]
 
     @property
     def files(self):
@@ -198,6 +419,9 @@ class Tensor:
     def __repr__(self):
         state = f" {self.state}" if self.state else ""
         return f"<dsckpt.Tensor {self.name!r}{state} {self.dtype} {list(self.shape)}>"
+
+    def __reduce__(self):
+        return _tensor_of, (self._checkpoint, self.name, self.state)
 
     def __len__(self):
         if not self.shape:
@@ -220,13 +444,23 @@ class Tensor:
         row %= self.shape[0]
         return self._rows(row, row + 1)[(0, *rest)]
 
-    def torch(self):
-        """All of it as a torch.Tensor."""
-        return _torch(*self._elements())
+    def torch(self, *, dtype=None, device=None):
+        """All of it as a torch.Tensor. dtype, device: as open()'s, which are the defaults."""
+        return self._whole(self._checkpoint._form.of_torch().changed(dtype, device))
+
+    def to(self, *what, dtype=None, device=None):
+        """As torch.Tensor.to(): ``t.to("cuda")``, ``t.to(torch.float16)``, ``t.to("cuda", torch.float16)``, read
+        anew. Types are for floating elements; whole numbers keep theirs."""
+        for each in what:
+            if dtype_name(each):
+                dtype = each
+            else:
+                device = each
+        return self.torch(dtype=dtype, device=device)
 
     def numpy(self):
         """All of it as a numpy.ndarray. bfloat16 and float8 need the package ml_dtypes."""
-        return _numpy(*self._elements())
+        return self._whole(self._checkpoint._form.of_numpy())
 
     def contiguous(self):
         """torch(): what DeepSpeed's lazy tensors answer."""
@@ -237,7 +471,7 @@ class Tensor:
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def __dlpack__(self, **options):
-        array = self.numpy() if self.dtype in _NUMPY else self.torch()
+        array = self.numpy() if self.dtype in NUMPY else self.torch(device="cpu")
         return array.__dlpack__(**options)
 
     def __dlpack_device__(self):
@@ -246,13 +480,8 @@ class Tensor:
     def _owner(self):
         return self._checkpoint[self.alias_of] if self.alias_of and not self.state else self
 
-    def _elements(self):
-        (data, strides), = self._checkpoint._read([self])
-        return data, self.dtype, self.shape, strides
-
-    def _whole(self):
-        data, _, _, strides = self._elements()
-        return self._checkpoint._as_array(self, data, strides)
+    def _whole(self, form=None):
+        return self._checkpoint._cast(self, form or self._checkpoint._form)
 
     def _rows(self, begin, end):
         if self._checkpoint._mmap:
@@ -264,7 +493,8 @@ class Tensor:
         return self._checkpoint._as_array(self, data, None, (end - begin, *self.shape[1:]))
 
 
-def open(path, *, tag=None, model=None, roots=(), tp_rules=(), check=True, mmap=False, framework="pt"):
+def open(path, *, tag=None, model=None, roots=(), tp_rules=(), check=True, mmap=False, framework="pt", dtype=None,
+         device=None):
     """The checkpoint or weights at `path`, as a mapping of names to lazy tensors.
 
         >>> ckpt = dsckpt.open("checkpoint-500")                    # doctest: +SKIP
@@ -282,6 +512,9 @@ def open(path, *, tag=None, model=None, roots=(), tp_rules=(), check=True, mmap=
         is cut or its disk fails, touching the tensor kills the process (SIGBUS). Needs dsckpt-native; without,
         nothing is mapped.
     framework: "pt", indexing gives torch tensors; "np", arrays of NumPy.
+    dtype: what floating elements become while they are read, piece by piece: torch.bfloat16, "bf16", numpy.float16,
+        ...; whole numbers keep their type. Default: as they are stored.
+    device: where torch's tensors go, piece by piece: "cuda", torch.device("cuda:1"), ... Default: the CPU.
 
     Raises what the tools report, as `Error`s.
     """
@@ -291,41 +524,7 @@ def open(path, *, tag=None, model=None, roots=(), tp_rules=(), check=True, mmap=
         raise UsageError(f"framework is 'pt' or 'np', not {framework!r}")
     if isinstance(roots, (str, bytes, os.PathLike)) or isinstance(tp_rules, str):
         raise UsageError("roots and tp_rules are lists")
-    return Checkpoint(path, check=check, mmap=mmap, framework=framework, tag=tag, model=model,
-                      roots=tuple(roots), tp_rules=tuple(tp_rules))
-
-
-_SIZES = {**{name: int(code[1:] or 1) for name, code in _NUMPY.items() if code != "?"}, "bool": 1, "bfloat16": 2,
-          "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
-          "complex32": 4, "float4_e2m1fn_x2": 1, "bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1,
-          "bits4x2": 1}  # fmt: skip
-
-
-def _torch(data, dtype, shape, strides):
-    import torch
-    kind = getattr(torch, dtype, None)
-    if kind is None:
-        raise UnsupportedError(f"this torch has no {dtype}")
-    if 0 in shape:
-        return torch.empty(shape, dtype=kind)
-    flat = torch.frombuffer(data, dtype=kind)
-    return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
-
-
-def _numpy(data, dtype, shape, strides):
-    import numpy
-    if dtype in _NUMPY:
-        kind = numpy.dtype(_NUMPY[dtype])
-    else:
-        try:
-            import ml_dtypes
-            kind = numpy.dtype(getattr(ml_dtypes, dtype))
-        except (ImportError, AttributeError):
-            raise UnsupportedError(f"NumPy has no {dtype}", hint="torch() has; or install ml_dtypes") from None
-    if 0 in shape:
-        return numpy.empty(shape, kind)
-    flat = numpy.frombuffer(data, kind)
-    if strides is None:
-        return flat.reshape(shape)
-    steps = [stride * kind.itemsize for stride in strides]
-    return numpy.lib.stride_tricks.as_strided(flat, shape, steps)
+    checkpoint = Checkpoint(path, check=check, mmap=mmap, framework=framework, dtype=dtype, device=device, tag=tag,
+                            model=model, roots=tuple(roots), tp_rules=tuple(tp_rules))
+    warn(checkpoint.notes)
+    return checkpoint

@@ -1,4 +1,29 @@
-"""What the functions raise. The classes are the kinds of `--json`'s errors, as apps/README.md lists them."""
+"""What the functions raise, and the warnings. The classes of errors are the kinds of `--json`'s, as apps/README.md
+lists them."""
+import sys
+
+TYPE_CHECKING = False  # typing's own, which takes time
+if TYPE_CHECKING:
+    from typing import Any, Iterable, NoReturn, Sequence
+
+
+class DsckptWarning(UserWarning):
+    """A note of the tool: what somebody should know of a result that is there. It is in the result's `notes` too.
+
+    ``warnings.filterwarnings("error", category=dsckpt.DsckptWarning)`` makes one an exception, behind the result;
+    "ignore" has nothing said.
+    """
+
+
+def warn(notes: "Iterable[str]") -> None:
+    """A DsckptWarning for each of `notes`, in the line that called this package."""
+    level = 1
+    frame: "Any" = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    import warnings
+    for note in notes:
+        warnings.warn(note, DsckptWarning, stacklevel=level)
 
 
 class Error(Exception):
@@ -7,12 +32,16 @@ class Error(Exception):
     kind: "usage", "corrupt", "inconsistent", "unsupported" or "io".
     file, member, tensor: which file, which record in it, which parameter; None where it is not known.
     offset: bytes from the start of the file, or elements of a flat group; None where it is not known.
-    hint: what to do next, or None.
+    hint: what to do next, or None. As the message it is the tool's, and has the words of the command line:
+        ``--dtype bf16`` there is ``dtype="bf16"`` here.
+    results: where several were asked for (``verify(a, b)``, ``tag="all"``), what there is of the others.
     """
 
     kind = ""
+    results: "Sequence[Any]" = ()
 
-    def __init__(self, message, *, file=None, member=None, tensor=None, offset=None, hint=None):
+    def __init__(self, message: str, *, file: "str | None" = None, member: "str | None" = None, tensor: "str | None" = None,
+                 offset: "int | None" = None, hint: "str | None" = None) -> None:
         super().__init__(message if hint is None else f"{message}\nhint: {hint}")
         self.file = file
         self.member = member
@@ -50,7 +79,7 @@ class IoError(Error, OSError):
 
     kind = "io"
 
-    def __init__(self, message, *, errno=None, **where):
+    def __init__(self, message: str, *, errno: "int | None" = None, **where: "Any") -> None:
         super().__init__(message, **where)
         self.errno = errno
 
@@ -58,9 +87,10 @@ class IoError(Error, OSError):
 BY_KIND = {each.kind: each for each in (UsageError, CorruptError, InconsistentError, UnsupportedError, IoError)}
 
 
-def raise_native(kind, message, file, member, tensor, offset, hint, errno):
+def raise_native(kind: str, message: str, file: "str | None", member: "str | None", tensor: "str | None",
+                 offset: "int | None", hint: "str | None", errno: int) -> "NoReturn":
     """What the compiled module raises."""
-    where = {"file": file, "member": member, "tensor": tensor, "offset": offset, "hint": hint}
+    where: "dict[str, Any]" = {"file": file, "member": member, "tensor": tensor, "offset": offset, "hint": hint}
     if kind == "io":
         where["errno"] = errno
     raise BY_KIND[kind](message, **where)

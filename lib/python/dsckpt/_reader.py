@@ -8,7 +8,7 @@ import os
 from . import _tool
 
 
-_INTERFACE = 2  # of the compiled module
+_INTERFACE = 3  # of the compiled module
 
 
 def is_native():
@@ -25,8 +25,8 @@ def open_reader(path, *, states=False, **options):
 
     options: tag, model, roots, tp_rules; states: the optimizer's states are among its tensors.
 
-    Of a reader, `tensors()` lists (name, state, kind, dtype, shape, alias_of), a state following its parameter;
-    the other methods take the number of one there. Both readers have the same methods; any thread may call them.
+    Of a reader, `tensors()` lists (name, state, kind, dtype, shape, alias_of), a state following its parameter, and
+    `facts()` is Checkpoint.metadata; the other methods take the number of one there. Both readers have the same methods; any thread may call them.
     """
     if not is_native() or is_far(path) or any(map(is_far, options["roots"])):
         return ToolReader(path, states=states, **options)
@@ -47,8 +47,8 @@ class ToolReader:
     def __init__(self, path, *, states, tag, model, roots, tp_rules):
         self._path = path
         self._options = {"tag": tag, "model": model, "root": list(roots), "tp_rule": list(tp_rules)}
-        found = _tool.run(["ckpt-inspect", "list"], [path], {"states": states, **self._options})
-        self._tensors, self._notes = found["tensors"], found["notes"]
+        found = _tool.run(["ckpt-inspect", "list"], [path], {"states": states, **self._options}, warns=False)
+        self._tensors, self._notes, self._facts = found["tensors"], found["notes"], found.get("checkpoint", {})
 
     def tensors(self):
         return [(each["name"], each.get("state", ""), each.get("kind", ""), each["dtype"], tuple(each["shape"]),
@@ -56,6 +56,9 @@ class ToolReader:
 
     def notes(self):
         return self._notes
+
+    def facts(self):
+        return self._facts
 
     def files(self, index):
         return self._tensors[index]["files"]

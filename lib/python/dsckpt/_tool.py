@@ -3,14 +3,13 @@ import contextlib
 import json
 import mmap
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
 
-from ._errors import BY_KIND, Error, UsageError
+from ._errors import BY_KIND, Error, UsageError, warn
 
 _program = None
 
@@ -77,6 +76,8 @@ def _in_path(places):
 def arguments_of(options):
     """{'dtype': 'bf16', 'force': True, 'include': ['a']} as a command line.
 
+    Types of torch and NumPy have their names.
+
     >>> arguments_of({"dtype": "bf16", "force": True, "include": ["a", "-b"], "tag": None, "as_": "float32"})
     ['--dtype=bf16', '--force', '--include=a', '--include=-b', '--as=float32']
     """
@@ -99,16 +100,34 @@ def several(value):
 
 
 def _text(value):
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return dtype_name(value) or value
 
 
-def run(tool, paths, options, progress=False):
-    """Runs a command of a tool, and returns the `data` of what it prints with --json.
+def dtype_name(value):
+    """"bfloat16" of torch.bfloat16, numpy.float32 or numpy.dtype("float32"); "" of what is no type of elements.
+
+    >>> dtype_name("bf16"), dtype_name(2.0)
+    ('', '')
+    """
+    module, _, kind = f"{type(value).__module__}.{type(value).__name__}".partition(".")
+    if (module, kind) == ("torch", "dtype"):
+        return str(value).partition(".")[2]
+    if module == "numpy" and hasattr(value, "itemsize") and isinstance(getattr(value, "name", None), str):
+        return value.name
+    return value.__name__ if isinstance(value, type) and value.__module__ in ("numpy", "ml_dtypes") else ""
+
+
+def run(tool, paths, options, progress=False, *, several=False, warns=True):
+    """Runs a command of a tool, and returns the `data` of what it prints with --json; its `notes` are warnings, too.
 
     tool: its name, and that of a command of it: ["ckpt-inspect", "list"].
+    several: it prints a result for each of several paths or tags, which are returned as a list.
+    warns: False: nobody is told of the notes but by the result.
     progress: called as progress(bytes_done, bytes_total), in this thread, about six times a second; what it
     raises stops the tool, and leaves this function. True: a bar of tqdm. None: a bar if there is tqdm and stderr is
-    a terminal. False: nothing, and of tools that have no --progress.
+    a terminal or this is a notebook. False: nothing, and of tools that have no --progress.
 
     Exit statuses 0 and 1 (a check answered no) are results. Raises Error, and KeyboardInterrupt if the tool was
     interrupted.
@@ -119,7 +138,10 @@ def run(tool, paths, options, progress=False):
             command.append("--progress=json")
         status, said = _carry_out(command, report, printed)
         printed.seek(0)
-        return _result(tool[0], status, printed.read(), said)
+        results = _results(tool[0], status, printed.read(), said)
+    if warns:
+        warn(dict.fromkeys(note for result in results for note in result.get("notes", ())))
+    return results if several else results[-1]
 
 
 def run_for_bytes(tool, paths, names, options, size):
@@ -132,7 +154,7 @@ def run_for_bytes(tool, paths, names, options, size):
             return mmap.mmap(printed.fileno(), size, flags=mmap.MAP_PRIVATE)
         printed.seek(max(0, length - 65536))
         _, mark, rest = printed.read().rpartition(b'{"schema":')  # an error, behind what was printed until then
-        _result(tool[0], status or 70, mark + rest, said)
+        _results(tool[0], status or 70, mark + rest, said)
 
 
 def _command(tool, paths, options):
@@ -194,28 +216,36 @@ def _carry_out(command, progress, printed):
     return process.returncode, "".join(said)
 
 
-def _result(tool, status, printed, said):
-    lines = printed.decode(errors="replace").splitlines()
-    try:
-        answer = json.loads(lines[-1]) if lines else None
-    except ValueError:
-        answer = None
+def _results(tool, status, printed, said):
+    """The `data` of each line that was printed. An error among them is raised."""
+    answers = []
+    for line in printed.decode(errors="replace").splitlines():
+        try:
+            answers.append(json.loads(line))
+        except ValueError:
+            continue
     if status in (130, -signal.SIGINT):
         raise KeyboardInterrupt
-    if answer is None and status == 0:  # such as help=True
+    if not answers and status == 0:  # such as help=True
         raise UsageError(f"{tool} was asked for a text, not for a result",
                          hint=f"`{tool} --help` and the like are for a shell")
-    if answer is None or (status not in (0, 1) and answer["type"] != "error"):
+    error = next((answer for answer in answers if answer["type"] == "error"), None)
+    if not answers or (status not in (0, 1) and error is None):
         raise Error(f"dsckpt ended with status {status}: {said.strip() or 'it said nothing'}")
-    data = answer["data"]
-    if answer["type"] == "error":
-        where = {key: data.get(key) for key in ("file", "member", "tensor", "offset")}
-        if "hint" in data:
-            where["hint"] = _in_python(tool, data["hint"])
-        if data["kind"] == "io":
-            where["errno"] = data.get("errno")
-        raise BY_KIND.get(data["kind"], Error)(_place(data) + data["message"], **where)
-    return data
+    results = [answer["data"] for answer in answers if answer["type"] != "error"]
+    if error is not None:
+        raised = _error(error["data"])
+        raised.results = results
+        warn(error["data"].get("notes", ()))
+        raise raised
+    return results
+
+
+def _error(data):
+    where = {key: data.get(key) for key in ("file", "member", "tensor", "offset", "hint")}
+    if data["kind"] == "io":
+        where["errno"] = data.get("errno")
+    return BY_KIND.get(data["kind"], Error)(_place(data) + data["message"], **where)
 
 
 def _place(data):
@@ -226,21 +256,9 @@ def _place(data):
     return "".join(f"{name}: " for name in names)
 
 
-def _in_python(tool, hint):
-    """
-    >>> _in_python("zero-to-fp32", "--keep-fp32 is one; --help lists the options")
-    '`keep_fp32` is one; `zero-to-fp32 --help` lists the options'
-    """
-    def keyword(match):
-        name = match[1]
-        return f"`{tool} --help`" if name == "help" else f"`{name.replace('-', '_')}`"
-
-    return re.sub(r"--([a-z][a-z0-9-]*)", keyword, hint)
-
-
 def _bar(title, wanted):
     """A bar of tqdm as a `progress`, if it is `wanted`; None: if there is one, and somebody would see it."""
-    is_seen = sys.stderr is not None and (wanted or sys.stderr.isatty())
+    is_seen = wanted or _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
     if wanted is False or not is_seen:
         return None
     try:
@@ -250,6 +268,12 @@ def _bar(title, wanted):
             raise UsageError("progress=True needs tqdm", hint="pip install tqdm, or give a function") from None
         return None
     return _Bar(tqdm(desc=title, unit="B", unit_scale=True, leave=False))
+
+
+def _in_notebook():
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 class _Bar:

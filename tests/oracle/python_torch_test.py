@@ -1,0 +1,203 @@
+"""What dsckpt.open gives torch: types and devices while reading, models that are filled, states, and workers, each
+against torch itself. By the compiled module or by the program alone."""
+import pickle
+import warnings
+from unittest import mock
+
+from opened_case import OpenedCase  # first: it decides whether the module is there
+
+import dsckpt
+import oracle
+import tools
+import torch
+from dsckpt import _checkpoint
+
+TIED = "hf_trainer_gpt2_z2_bf16_w2"
+
+
+class Tensors(torch.utils.data.Dataset):
+    """Each tensor by its number, read in the worker."""
+
+    def __init__(self, checkpoint):
+        self.checkpoint, self.names = checkpoint, list(checkpoint)
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, number):
+        return self.checkpoint[self.names[number]].torch()
+
+
+class Model(torch.nn.Module):
+    """A module whose state dict has these tensors under these names; tied ones are one parameter."""
+
+    def __init__(self, tensors, tied=(), dtype=None):
+        super().__init__()
+        tied = dict(tied)
+        for name in sorted(tensors, key=lambda name: name in tied):
+            *modules, last = name.split(".")
+            place = self
+            for module in modules:
+                if not hasattr(place, module):
+                    place.add_module(module, torch.nn.Module())
+                place = getattr(place, module)
+            value = tensors[name]
+            if name in tied:
+                setattr(place, last, self.get_parameter(tied[name]))
+            elif value.is_floating_point():
+                setattr(place, last, torch.nn.Parameter(torch.zeros(value.shape, dtype=dtype or value.dtype)))
+            else:
+                place.register_buffer(last, torch.zeros_like(value))
+
+
+class TorchTest(OpenedCase):
+
+    def setUp(self):
+        super().setUp()
+        self.enterContext(warnings.catch_warnings())
+        warnings.simplefilter("ignore", dsckpt.DsckptWarning)
+        self.case = oracle.case_named("z3_bf16_w2")
+        self.truth = self.case.truth(dtype="keep")
+        self.ckpt = dsckpt.open(self.case.load_dir)
+
+    def assert_same(self, got, expected):
+        self.assertEqual((got.dtype, got.shape), (expected.dtype, expected.shape))
+        self.assertTrue(oracle.same_bits(got, expected))
+
+    def cast(self, value, dtype):
+        return value.to(dtype) if value.is_floating_point() else value
+
+
+class FormTest(TorchTest):
+
+    def test_types_are_torchs(self):
+        for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "float16"), (torch.float64, "fp64")):
+            for given in (dtype, name):
+                for value, expected in self.pairs(dsckpt.open(self.case.load_dir, dtype=given).state_dict()):
+                    self.assert_same(value, self.cast(expected, dtype))
+        name = max(self.ckpt, key=lambda name: self.ckpt[name].numel)
+        for value in (self.ckpt[name].to(torch.bfloat16), self.ckpt[name].to("cpu", torch.bfloat16),
+                      self.ckpt[name].torch(dtype="bf16"), dsckpt.open(self.case.load_dir, dtype="bf16")[name][:]):
+            self.assert_same(value, self.truth[name].bfloat16())
+        self.assertEqual(self.ckpt[name].ndim, self.truth[name].ndim)
+
+    def pairs(self, found):
+        self.assertEqual(set(found), set(self.truth))
+        return [(found[name], expected) for name, expected in self.truth.items()]
+
+    def test_pieces_are_the_whole(self):
+        with mock.patch.object(_checkpoint, "PIECE", 100), mock.patch("dsckpt._arrays.PIECE", 100):
+            for value, expected in self.pairs(self.ckpt.state_dict(dtype=torch.bfloat16)):
+                self.assert_same(value, self.cast(expected, torch.bfloat16))
+
+    def test_devices(self):
+        """Of a machine without a GPU the other device is meta, which has no values."""
+        device = "cuda" if torch.cuda.is_available() else "meta"
+        ckpt = dsckpt.open(self.case.load_dir, device=device)
+        tensor = ckpt["gain"]
+        values = [tensor[:1], tensor.torch(), self.ckpt["gain"].to(device), self.ckpt["gain"].to(torch.device(device)),
+                  *ckpt.state_dict().values(), *self.ckpt.state_dict(["gain"], device=device).values(),
+                  *next(self.ckpt.iter_batches(device=device)).values()]
+        self.assertEqual({value.device.type for value in values}, {device})
+        self.assertEqual({tensor.to("cpu").device.type, tensor.torch(device="cpu").device.type}, {"cpu"})
+        self.assert_same(torch.from_dlpack(tensor), self.truth["gain"])
+        self.assertEqual(tensor.to(device, torch.float16).dtype, torch.float16)
+
+
+class ModelTest(TorchTest):
+
+    def test_a_model_gets_what_load_state_dict_would_give_it(self):
+        for dtype in (None, torch.bfloat16):
+            model, other = Model(self.truth, dtype=dtype), Model(self.truth, dtype=dtype)
+            before = {name: value.data_ptr() for name, value in model.state_dict().items() if value.numel()}
+            self.assertEqual(self.ckpt.load_into(model), other.load_state_dict(self.truth))
+            for name, value in other.state_dict().items():
+                self.assert_same(model.state_dict()[name], value)
+            after = {name: value.data_ptr() for name, value in model.state_dict().items() if value.numel()}
+            self.assertEqual(after, before)
+            self.assertTrue(all(value.requires_grad for value in model.parameters()))
+
+    def test_in_pieces_too(self):
+        model, told = Model(self.truth), []
+        with mock.patch.object(_checkpoint, "PIECE", 100), mock.patch("dsckpt._arrays.PIECE", 100):
+            self.ckpt.load_into(model, progress=lambda done, total: told.append((done, total)))
+        for name, value in model.state_dict().items():
+            self.assert_same(value, self.truth[name])
+        self.assertEqual(told[-1][0], told[-1][1])
+
+    def test_tied_ones(self):
+        case = oracle.case_named(TIED)
+        truth = case.truth(dtype="keep")
+        weights = self.new_path()
+        dsckpt.convert(case.folder / "ckpt", weights, safe_serialization=True)
+        for path in (case.folder / "ckpt", weights):
+            ckpt = dsckpt.open(path)
+            for tied in (case.tied, {}):  # a model that has one parameter, and one that has two
+                model = Model(truth, tied)
+                self.assertEqual(ckpt.load_into(model), ([], []))
+                for name, value in model.state_dict().items():
+                    self.assert_same(value, truth[name].to(value.dtype))
+            alias, owner = next(iter(case.tied.items()))
+            for left_out in (alias, owner):  # names that a model does not have
+                model = Model({name: value for name, value in truth.items() if name != left_out})
+                self.assertEqual(ckpt.load_into(model), ([], []))
+
+    def test_what_one_side_lacks(self):
+        fewer = {name: value for name, value in self.truth.items() if name != "gain"}
+        more = {**self.truth, "extra.weight": torch.zeros(3)}
+        for tensors, missing, unexpected in ((fewer, [], ["gain"]), (more, ["extra.weight"], [])):
+            model = Model(tensors)
+            with self.assertRaisesRegex(dsckpt.InconsistentError, (missing + unexpected)[0]):
+                self.ckpt.load_into(model)
+            self.assertFalse(any(value.any() for value in model.parameters()), "nothing is copied")
+            self.assertEqual(self.ckpt.load_into(model, strict=False), (missing, unexpected))
+            theirs = Model(tensors).load_state_dict(self.truth, strict=False)
+            self.assertEqual((theirs.missing_keys, theirs.unexpected_keys), (missing, unexpected))
+        wrong = Model({**self.truth, "gain": torch.zeros(99)})
+        for strict in (True, False):
+            with self.assertRaisesRegex(dsckpt.InconsistentError, "gain"):
+                self.ckpt.load_into(wrong, strict=strict)
+        with self.assertRaisesRegex(dsckpt.UsageError, "to_empty"):
+            self.ckpt.load_into(Model(self.truth).to("meta"))
+
+    def test_a_wrong_record_is_an_error(self):
+        folder, _ = self.damaged("z2_bf16_w2")
+        model = Model(oracle.case_named("z2_bf16_w2").truth(dtype="keep"))
+        with self.assertRaises(dsckpt.CorruptError):
+            dsckpt.open(folder).load_into(model)
+
+
+class StatesTest(TorchTest):
+
+    def test_states_are_the_live_optimizers(self):
+        for name in ("z3_bf16_w2", "z2_fp32_full_w3"):
+            case = oracle.case_named(name)
+            states = dsckpt.open(case.load_dir).state_dict(states=True)
+            compared = 0
+            for key, expected in case.expected("master").items():
+                parameter, state = key.rsplit("|", 1)
+                if state in ("exp_avg", "exp_avg_sq"):
+                    self.assertEqual(states[parameter][state].shape,
+                                     torch.Size(case.facts["param_shapes"][parameter]))
+                    self.assertTrue(oracle.same_bits(states[parameter][state].flatten(), expected.flatten()))
+                    compared += 1
+            self.assertGreater(compared, 10)
+
+
+class WorkersTest(TorchTest):
+
+    def test_spawned_workers_read(self):
+        loader = torch.utils.data.DataLoader(Tensors(self.ckpt), batch_size=None, num_workers=2,
+                                             multiprocessing_context="spawn")
+        read = dict(zip(self.ckpt, loader))
+        self.assertEqual(set(read), set(self.truth))
+        for name, value in read.items():
+            self.assert_same(value, self.truth[name])
+
+    def test_options_go_along(self):
+        ckpt = pickle.loads(pickle.dumps(dsckpt.open(self.case.load_dir, dtype=torch.bfloat16)))
+        self.assertEqual(ckpt["gain"].torch().dtype, torch.bfloat16)
+
+
+if __name__ == "__main__":
+    tools.main()
