@@ -31,6 +31,33 @@ const cli::Tool* find_tool(std::string_view called) {
   return found == kTools.end() ? nullptr : *found;
 }
 
+// What the program's first argument may be as well.
+struct Short {
+  const char* name;
+  const cli::Tool* tool;
+  bool is_command;  // of the tool; or else the tool itself
+};
+constexpr std::array kShorts = {
+    Short{"convert", &kZeroToFp32, false}, Short{"verify", &kCkptInspect, true},
+    Short{"diff", &kCkptInspect, true},    Short{"scan", &kCkptInspect, true},
+    Short{"stats", &kCkptInspect, true},   Short{"list", &kCkptInspect, true},
+    Short{"tree", &kCkptInspect, true},    Short{"where", &kCkptInspect, true},
+    Short{"print", &kCkptInspect, true},   Short{"raw", &kCkptInspect, true},
+    Short{"browse", &kCkptInspect, true},  Short{"unpack", &kCkptPack, true},
+    Short{"strip", &kCkptPack, true},
+};
+
+// The words that `called` stands for: a tool's name, and perhaps that of a command of it; none if
+// it is neither.
+std::vector<std::string> words_of(std::string_view called) {
+  if (const cli::Tool* tool = find_tool(called)) return {tool->name};
+  const auto found = std::find_if(kShorts.begin(), kShorts.end(),
+                                  [&](const Short& each) { return each.name == called; });
+  if (found == kShorts.end()) return {};
+  if (found->is_command) return {found->tool->name, found->name};
+  return {found->tool->name};
+}
+
 int start(const cli::Tool& tool, int argc, char** argv) {
   CLI::App app(tool.description, tool.name);
   return tool.run(app, argc, argv);
@@ -44,11 +71,11 @@ int start(const cli::Tool& tool, std::vector<std::string> arguments) {
   return start(tool, static_cast<int>(arguments.size()), pointers.data());
 }
 
-// The tool's name among the arguments, behind options that all tools have; their number if there is
-// none.
+// The number of the argument that names a tool or a command, behind options that all tools have;
+// how many there are if none does.
 size_t find_name(const CLI::App& suite, const std::vector<std::string>& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (find_tool(arguments[i]) != nullptr) return i;
+    if (!words_of(arguments[i]).empty()) return i;
     const size_t equals = arguments[i].find('=');  // --color=never
     const CLI::Option* option = suite.get_option_no_throw(arguments[i].substr(0, equals));
     if (option == nullptr) break;
@@ -65,16 +92,26 @@ int run_suite(int argc, char** argv) {
   for (const cli::Tool* tool : kTools) {
     app.add_subcommand(tool->name, tool->description)->prefix_command();
   }
+  std::vector<cli::ShortName> short_names;
+  for (const Short& each : kShorts) {
+    // Hidden, so that a slip gets a suggestion.
+    app.add_subcommand(each.name)->prefix_command()->group("");
+    short_names.push_back({each.name, words_of(each.name)});
+  }
+  cli::set_short_names(app, std::move(short_names));
   app.require_subcommand(1);
-  cli::set_examples(app, {.commands = {"dsckpt zero-to-fp32 . weights/ --safe-serialization",
-                                       "dsckpt inspect checkpoint-500", "dsckpt help reshard"},
-                          .remarks = {"A link of a tool's name to this program is that tool."}});
+  cli::set_examples(
+      app, {.commands = {"dsckpt zero-to-fp32 . weights/ --safe-serialization",
+                         "dsckpt inspect checkpoint-500", "dsckpt help reshard"},
+            .remarks = {"A link of a tool's name to this program is that tool.",
+                        "dsckpt verify is ckpt-inspect verify; dsckpt convert is zero-to-fp32."}});
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
   if (const size_t at = find_name(app, arguments); at < arguments.size()) {
-    std::rotate(arguments.begin(), arguments.begin() + static_cast<std::ptrdiff_t>(at),
-                arguments.begin() + static_cast<std::ptrdiff_t>(at) + 1);
-    const cli::Tool* tool = find_tool(arguments.front());
-    return start(*tool, std::move(arguments));
+    std::vector<std::string> words = words_of(arguments[at]);
+    const cli::Tool* tool = find_tool(words.front());
+    arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(at));
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    return start(*tool, std::move(words));
   }
   return cli::run(app, common, argc, argv, [] { return cli::kDone; });
 }
@@ -90,13 +127,14 @@ int main(int argc, char** argv) {
   }
   const cli::Tool* const named = argc > 1 ? find_tool(argv[1]) : nullptr;
   if (named != nullptr) return start(*named, argc - 1, argv + 1);
-  const bool asks = argc > 2 && argv[1] == std::string_view("help");
-  if (const cli::Tool* tool = asks ? find_tool(argv[2]) : nullptr) {
-    if (argc == 3) return start(*tool, {argv[2], "--help"});
-    if (tool->has_commands) {
-      std::vector<std::string> arguments{argv[2], "help"};
-      arguments.insert(arguments.end(), argv + 3, argv + argc);
-      return start(*tool, std::move(arguments));
+  if (argc > 2 && argv[1] == std::string_view("help")) {
+    std::vector<std::string> words = words_of(argv[2]);
+    const cli::Tool* const tool = words.empty() ? nullptr : find_tool(words.front());
+    if (words.size() == 1 && argc == 3) return start(*tool, {words.front(), "--help"});
+    if (tool != nullptr && tool->has_commands) {
+      words.insert(words.begin() + 1, "help");
+      words.insert(words.end(), argv + 3, argv + argc);
+      return start(*tool, std::move(words));
     }
   }
   return run_suite(argc, argv);

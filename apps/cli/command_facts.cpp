@@ -56,6 +56,7 @@ CommandFacts facts_of(const CLI::App& app) {
   facts.needs_subcommand = app.get_require_subcommand_min() > 0;
   facts.is_program = app.get_prefix_command();
   facts.examples = examples_of(app);
+  facts.short_names = short_names_of(app);
   return facts;
 }
 

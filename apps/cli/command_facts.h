@@ -40,6 +40,7 @@ struct CommandFacts {
   bool needs_subcommand = false;
   bool is_program = false;  // a subcommand that is a command of its own, with its own facts
   Examples examples;
+  std::vector<ShortName> short_names;  // of programs among the subcommands, or their commands
 };
 
 // Of what --help shows: hidden options and subcommands, those without a group, are left out.

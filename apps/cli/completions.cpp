@@ -48,6 +48,13 @@ std::vector<std::string> names_of(const std::vector<CommandFacts>& commands) {
   return names;
 }
 
+// Of what may stand where a subcommand does.
+std::vector<std::string> first_words(const CommandFacts& tool) {
+  std::vector<std::string> names = names_of(tool.subcommands);
+  for (const ShortName& short_name : tool.short_names) names.push_back(short_name.name);
+  return names;
+}
+
 bool has_programs(const CommandFacts& tool) {
   return std::any_of(tool.subcommands.begin(), tool.subcommands.end(),
                      [](const CommandFacts& sub) { return sub.is_program; });
@@ -179,6 +186,22 @@ constexpr const char* kBashProgram = R"(  if [[ -n $command ]]; then
     return
   fi
 )";
+
+// Puts what a short name stands for in its place.
+std::string bash_short_names(const CommandFacts& tool) {
+  if (tool.short_names.empty()) return "";
+  std::string out = "  local -a long=()\n  case $command in\n";
+  for (const ShortName& short_name : tool.short_names) {
+    out += "    " + short_name.name + ") long=(" + joined(short_name.stands_for, " ") + ") ;;\n";
+  }
+  return out + R"(  esac
+  if ((${#long[@]})); then
+    for ((i = 1; i < COMP_CWORD; ++i)); do [[ ${COMP_WORDS[i]} != "$command" ]] || break; done
+    COMP_WORDS=("${COMP_WORDS[@]:0:i}" "${long[@]}" "${COMP_WORDS[@]:i+1}")
+    COMP_CWORD=$((COMP_CWORD + ${#long[@]} - 1)) command=${long[0]}
+  fi
+)";
+}
 
 // What looks at the checkpoint that is named on the line.
 constexpr const char* kZshFunctions = R"zsh(TOOL_path() {
@@ -315,6 +338,11 @@ std::string zsh_subcommands(const CommandFacts& tool) {
   for (const CommandFacts& sub : tool.subcommands) {
     out += "        " + quoted(sub.name + ":" + escaped(sub.description, ":\\")) + "\n";
   }
+  for (const ShortName& short_name : tool.short_names) {
+    out += "        " +
+           quoted(short_name.name + ":" + escaped(joined(short_name.stands_for, " "), ":\\")) +
+           "\n";
+  }
   out += "      )\n      _describe -t commands command commands && ret=0\n";
   if (!tool.positionals.empty()) out += "      _files && ret=0\n";
   out += "      ;;\n    rest)\n      case $words[1] in\n";
@@ -327,6 +355,12 @@ std::string zsh_subcommands(const CommandFacts& tool) {
     out += "        " + sub.name + ")\n          _arguments -s -S" +
            zsh_options(tool.name, sub, indent) + zsh_positionals(tool.name, sub, indent) +
            " && ret=0\n          ;;\n";
+  }
+  for (const ShortName& short_name : tool.short_names) {
+    out += "        " + short_name.name + ")\n          words=(" +
+           joined(short_name.stands_for, " ") + " \"${(@)words[2,-1]}\")\n          ((CURRENT += " +
+           std::to_string(short_name.stands_for.size() - 1) +
+           "))\n          _normal && ret=0\n          ;;\n";
   }
   if (!tool.positionals.empty()) {
     out += "        *)\n          _arguments -s -S" + zsh_options(tool.name, tool, indent) +
@@ -376,11 +410,11 @@ std::string fish_option(const CommandFacts& tool, const std::string& start,
 std::string bash_completion(const CommandFacts& tool) {
   std::string out = heading("bash", tool) + function_name(tool.name) + "() {\n" + kBashStart;
   if (!tool.subcommands.empty()) {
-    out += "      " + joined(names_of(tool.subcommands), " | ") +
+    out += "      " + joined(first_words(tool), " | ") +
            ") [[ -n $command ]] || command=${COMP_WORDS[i]} ;;\n";
   }
   out += kBashStartEnd;
-  if (has_programs(tool)) out += kBashProgram;
+  if (has_programs(tool)) out += bash_short_names(tool) + kBashProgram;
   out += kBashOption + bash_command(tool, "''");
   for (const CommandFacts& sub : tool.subcommands) {
     if (!sub.is_program) out += bash_command(sub, sub.name);
@@ -390,7 +424,7 @@ std::string bash_completion(const CommandFacts& tool) {
     out +=
         "  if [[ -z $command && $current != -* && ($kind == none || $kind == file) ]]; then\n"
         "    mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W " +
-        quoted(joined(names_of(tool.subcommands), " ")) + " -- \"$current\")\n  fi\n";
+        quoted(joined(first_words(tool), " ")) + " -- \"$current\")\n  fi\n";
   }
   return out + kBashAssigned + "complete -o default -F " + function_name(tool.name) + " " +
          tool.name + "\n";
@@ -423,11 +457,19 @@ std::string fish_completion(const CommandFacts& tool) {
     for (const OptionFacts& option : tool.options) out += fish_option(tool, start, option);
     return out;
   }
-  const std::string none = start + " -n 'not __fish_seen_subcommand_from " +
-                           joined(names_of(tool.subcommands), " ") + "'";
+  const std::string none =
+      start + " -n 'not __fish_seen_subcommand_from " + joined(first_words(tool), " ") + "'";
   for (const CommandFacts& sub : tool.subcommands) {
     out += start + " -n __fish_use_subcommand -a " + sub.name + " -d " +
            fish_quoted(sub.description) + "\n";
+  }
+  for (const ShortName& short_name : tool.short_names) {
+    const std::string stands_for = joined(short_name.stands_for, " ");
+    out += start + " -n __fish_use_subcommand -a " + short_name.name + " -d " +
+           fish_quoted(stands_for) + "\n" + start + " -n '__fish_seen_subcommand_from " +
+           short_name.name +
+           "' -x -a '(complete -C (commandline -cp | string replace -r \"^.*?\\\\s" +
+           short_name.name + "\\\\s\" \"" + stands_for + " \"))'\n";
   }
   if (positional_kind(tool) == ValueKind::none) out += none + " -f\n";
   for (const OptionFacts& option : tool.options) out += fish_option(tool, none, option);

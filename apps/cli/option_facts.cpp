@@ -23,6 +23,11 @@ std::map<const CLI::App*, Examples>& examples() {
   return all;
 }
 
+std::map<const CLI::App*, std::vector<ShortName>>& short_names() {
+  static std::map<const CLI::App*, std::vector<ShortName>> all;
+  return all;
+}
+
 template <typename Key, typename Value>
 const Value& find_or_none(const std::map<Key, Value>& all, Key key) {
   static const Value kNone;
@@ -73,6 +78,14 @@ void set_examples(const CLI::App& app, Examples of_app) {
 
 const Examples& examples_of(const CLI::App& app) {
   return find_or_none(examples(), &app);
+}
+
+void set_short_names(const CLI::App& app, std::vector<ShortName> names) {
+  short_names()[&app] = std::move(names);
+}
+
+const std::vector<ShortName>& short_names_of(const CLI::App& app) {
+  return find_or_none(short_names(), &app);
 }
 
 }  // namespace dsckpt::cli

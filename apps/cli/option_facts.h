@@ -40,4 +40,14 @@ void set_examples(const CLI::App& app, Examples examples);
 // None unless set.
 const Examples& examples_of(const CLI::App& app);
 
+// Another name of a command: "verify" for {"ckpt-inspect", "verify"}.
+struct ShortName {
+  std::string name;
+  std::vector<std::string> stands_for;
+};
+// Those of a program of several tools, for completions; `app` itself does not know them.
+void set_short_names(const CLI::App& app, std::vector<ShortName> names);
+// None unless set.
+const std::vector<ShortName>& short_names_of(const CLI::App& app);
+
 }  // namespace dsckpt::cli

@@ -37,7 +37,7 @@ class SuiteTest(CliTest):
         self.assertTrue(cli_common.tree(output) == cli_common.tree(self.convert(folder)))
 
     def test_errors_and_statuses_are_the_tools(self):
-        for arguments in (["reshard"], ["ckpt-pack"], ["verify"], ["inspect", "verify", self.root / "nothing"],
+        for arguments in (["reshard"], ["ckpt-pack"], ["verfy"], ["inspect", "verify", self.root / "nothing"],
                           ["zero-to-fp32", "--safe-serialisation"]):
             tool = {"inspect": "ckpt-inspect"}.get(arguments[0], arguments[0])
             suite = self.tool("dsckpt", *arguments)
@@ -47,6 +47,27 @@ class SuiteTest(CliTest):
                                  (alone.returncode, alone.stdout, alone.stderr))
             else:
                 self.assertEqual((suite.returncode, suite.stdout), (2, ""))
+
+    def test_commands_may_be_called_without_their_tool(self):
+        folder = tools.case_named("z2_bf16_w2").load_dir
+        for tool in ("ckpt-inspect", "ckpt-pack"):
+            words = re.findall(r"(?m)^  ([a-z]+) ", self.tool(tool, "--help").stdout.partition("Subcommands:")[2])
+            self.assertGreater(len(words), 2)
+            for command in set(words) - {"pack", "estimate"}:  # `dsckpt pack` is ckpt-pack
+                for ask in ([command, "--help"], ["help", command]):
+                    self.assertEqual(self.tool("dsckpt", *ask).stdout, self.tool(tool, command, "--help").stdout, ask)
+        for words in (["verify", folder], ["--color=never", "list", folder, "--match=gain"], ["verify", "nowhere"],
+                      ["scan", folder, folder, "--json"]):
+            short, command = self.tool("dsckpt", *words), next(word for word in words if word in ("verify", "list", "scan"))
+            rest = [word for word in words if word != command]
+            whole = self.tool("ckpt-inspect", command, *rest)
+            self.assertEqual((short.returncode, short.stdout, short.stderr),
+                             (whole.returncode, whole.stdout, whole.stderr))
+        output = self.new_path()
+        self.assertEqual(self.tool("dsckpt", "convert", folder, output).returncode, 0)
+        self.assertTrue(cli_common.tree(output) == cli_common.tree(self.convert(folder)))
+        self.assertEqual(self.tool("dsckpt", "help", "convert").stdout, self.tool("zero-to-fp32", "--help").stdout)
+        self.assertIn("did you mean 'verify'?", self.tool("dsckpt", "verfy", folder).stderr)
 
     def test_help_names_every_tool(self):
         text = self.tool("dsckpt", "--help").stdout
@@ -80,7 +101,9 @@ class SuiteTest(CliTest):
                    'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _dsckpt\n'
                    'for word in "${COMPREPLY[@]}"; do printf "%s\\n" "$word"; done')
         for words, expected in [(["re"], ["reshard"]), (["ckpt-inspect", "ver"], ["verify"]),
-                                (["ckpt-inspect", "list", "--sort", "n"], ["name"]), (["--vers"], ["--version"])]:
+                                (["ckpt-inspect", "list", "--sort", "n"], ["name"]), (["--vers"], ["--version"]),
+                                (["conv"], ["convert"]), (["list", "--sort", "n"], ["name"]),
+                                (["--color", "never", "list", "--sort", "n"], ["name"])]:
             done = subprocess.run(["bash", "--norc", "-euc", program, "bash", *scripts, "dsckpt", *words],
                                   capture_output=True, text=True, cwd=self.root)
             self.assertEqual((done.stdout.split(), done.stderr), (expected, ""), words)
@@ -97,7 +120,9 @@ class SuiteTest(CliTest):
             shell.wait_for("ready\r\n")
             for line, expected in [("dsckpt resh", "dsckpt reshard "),
                                    ("dsckpt ckpt-inspect veri", "dsckpt ckpt-inspect verify "),
-                                   ("dsckpt ckpt-inspect list --sort=na", "dsckpt ckpt-inspect list --sort=name ")]:
+                                   ("dsckpt ckpt-inspect list --sort=na", "dsckpt ckpt-inspect list --sort=name "),
+                                   ("dsckpt conv", "dsckpt convert "),
+                                   ("dsckpt list --sort=na", "dsckpt list --sort=name ")]:
                 shell.type(f"{line}\t\x18")
                 shell.wait_for("<")
                 self.assertEqual(shell.wait_for(">")[:-1], expected)
@@ -105,7 +130,8 @@ class SuiteTest(CliTest):
     def test_fish_completes_tools_and_what_is_theirs(self):
         scripts = [self.generated(name, "fish") for name in ("dsckpt", "ckpt-inspect")]
         for line, expected in [("dsckpt resh", ["reshard"]), ("dsckpt ckpt-inspect veri", ["verify"]),
-                               ("dsckpt ckpt-inspect list --sort n", ["name"])]:
+                               ("dsckpt ckpt-inspect list --sort n", ["name"]), ("dsckpt conv", ["convert"]),
+                               ("dsckpt list --sort n", ["name"])]:
             done = subprocess.run(["fish", "--no-config", "-c",
                                    "for script in $argv[1..-2]; source $script; end; complete -C $argv[-1]", *scripts, line],
                                   capture_output=True, text=True, cwd=self.root, env=self.environment)
