@@ -156,7 +156,7 @@ class ProgressTest(PackageTest):
 
     def test_it_is_told_how_far_it_is(self):
         seen = []
-        dsckpt.convert(self.checkpoint, self.new_path(), progress=lambda done, total: seen.append((done, total)))
+        dsckpt.convert(self.checkpoint, self.new_path(), debug=True, progress=lambda done, total: seen.append((done, total)))
         self.assertEqual(seen[-1][0], seen[-1][1])
         self.assertGreater(seen[-1][1], 0)
 
@@ -242,7 +242,7 @@ class BarTest(PackageTest):
             self.assertIn(repr(progress), str(error))
         for option in ("help", "version"):
             error = self.raised(dsckpt.UsageError, dsckpt.convert, self.checkpoint, self.new_path(), **{option: True})
-            self.assertEqual(error.hint, "help(dsckpt.convert) lists them")
+            self.assertIn(f"convert() has no option '{option}'", str(error))
 
 
 if __name__ == "__main__":

@@ -160,6 +160,13 @@ class ModelTest(TorchTest):
         with self.assertRaisesRegex(dsckpt.UsageError, "to_empty"):
             self.ckpt.load_into(Model(self.truth).to("meta"))
 
+    def test_a_sharded_model_is_refused(self):
+        for member in ("device_mesh", "ds_tensor"):
+            model = Model(self.truth)
+            setattr(model.get_parameter("gain"), member, None)
+            with self.assertRaisesRegex(dsckpt.UsageError, "sharded"):
+                self.ckpt.load_into(model)
+
     def test_a_wrong_record_is_an_error(self):
         folder, _ = self.damaged("z2_bf16_w2")
         model = Model(oracle.case_named("z2_bf16_w2").truth(dtype="keep"))

@@ -107,7 +107,7 @@ class Checkpoint(Mapping):
         return [*said, bytes_text(sum(tensor.nbytes for tensor in own))]
 
     def __reduce__(self):
-        path = self.path if is_far(self.path) else os.path.abspath(os.fspath(self.path))
+        path = self.path if is_far(self.path) else os.path.abspath(os.fsdecode(self.path))
         options = {**self._opened_with, **self._options}
         # What `latest` names may be another one by then.
         if not options["tag"] and self.tag and not is_far(path) and os.path.isdir(os.path.join(path, self.tag)):
@@ -189,9 +189,9 @@ class Checkpoint(Mapping):
         if self._reader.facts() or is_far(self.path):
             return
         files = {name for tensor in self.values() for name in tensor.files if name.endswith(".safetensors")}
-        folder = os.fspath(self.path)
-        if not os.path.isdir(folder):
-            folder = os.path.dirname(folder)
+        folder = os.fsdecode(self.path)
+        if not os.path.isdir(folder):  # a file of them, which is called as it was given
+            folder, files = os.path.dirname(folder), map(os.path.basename, files)
         for name in sorted(files):
             for alias, owner in _metadata_of(os.path.join(folder, name)).items():
                 if alias not in self._tensors and owner in self._tensors:

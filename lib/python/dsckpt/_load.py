@@ -37,6 +37,9 @@ def _check_all(found, targets):
         if target.is_meta:
             raise UsageError(f"{name}: the model has no memory for it (device meta)",
                              hint="model.to_empty(device='cpu') makes some")
+        if hasattr(target, "device_mesh") or hasattr(target, "ds_tensor"):  # FSDP2's, and DeepSpeed's of stage 3
+            raise UsageError(f"{name}: the model is sharded already, and has a part of it",
+                             hint="fill it before fully_shard() or deepspeed.initialize()")
         if tuple(target.shape) != tensor.shape:
             raise InconsistentError(f"{name}: the checkpoint has {list(tensor.shape)}, the model "
                                     f"{list(target.shape)}", tensor=name)

@@ -202,7 +202,7 @@ def _carry_out(command, progress, printed):
         for line in process.stderr:
             if progress and line.startswith(b"{"):
                 now = json.loads(line)
-                if now["type"] == "progress":
+                if now.get("type") == "progress":
                     progress(now["data"]["bytes_done"], now["data"]["bytes_total"])
             else:
                 said = [*said[-20:], line.decode(errors="replace")]
@@ -220,10 +220,9 @@ def _results(tool, status, printed, said):
     """The `data` of each line that was printed. An error among them is raised."""
     answers = []
     for line in printed.decode(errors="replace").splitlines():
-        try:
+        with contextlib.suppress(ValueError):  # such as the texts of help=True
             answers.append(json.loads(line))
-        except ValueError:
-            continue
+    answers = [answer for answer in answers if isinstance(answer, dict)]
     if status in (130, -signal.SIGINT):
         raise KeyboardInterrupt
     if not answers and status == 0:  # such as help=True
