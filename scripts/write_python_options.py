@@ -21,8 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "lib" / "python" / "dsckpt"
 MADE = "Made by scripts/write_python_options.py."
 
-# What is about the command line, not about the work.
-NOT_IN_PYTHON = {"json", "quiet", "color", "generate", "help", "version", "progress"}
+# What is about the command line, or about several processes: Python's is alone.
+NOT_IN_PYTHON = {"json", "quiet", "color", "generate", "help", "version", "progress", "group", "rank_timeout"}
 
 # By what --help calls the value; what is not here is a text.
 TYPES = {

@@ -1,6 +1,7 @@
 """The tools' commands as functions. Options are theirs, as keywords: those that _options.py lists."""
 import inspect as _inspect
 import os
+import textwrap as _textwrap
 
 from ._errors import UsageError
 from ._options import OPTIONS, TOOLS
@@ -16,7 +17,8 @@ def _with_options(function):
     more = [_inspect.Parameter(name, _inspect.Parameter.KEYWORD_ONLY, default=None if _has_value(text) else False)
             for name, text in options.items() if name not in taken]
     function.__signature__ = signature.replace(parameters=[*own, *more])
-    lines = [f"        {name}: {text}" for name, text in options.items() if name not in taken]
+    lines = [_textwrap.fill(f"{name}: {text}", 100, initial_indent=" " * 8, subsequent_indent=" " * 12)
+             for name, text in options.items() if name not in taken]
     function.__doc__ += "\n    Options, None or False where nothing is said:\n" + "\n".join(lines) + "\n"
     return function
 

@@ -104,10 +104,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -200,10 +196,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -272,10 +264,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -338,10 +326,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -420,10 +404,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -474,10 +454,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -524,10 +500,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -586,10 +558,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -820,10 +788,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -858,10 +822,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -902,10 +862,6 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
-        "group":
-            "HOW: How ranks that a launcher (mpirun, srun, torchrun) has started find each other: by mpi, by tcp, or auto; none: this process runs alone (default: auto)",
-        "rank_timeout":
-            "SECONDS: With several ranks: one that is silent for so many seconds is lost (default: 600)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
