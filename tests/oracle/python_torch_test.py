@@ -1,18 +1,32 @@
 """What dsckpt.open gives torch: types and devices while reading, models that are filled, states, and workers, each
 against torch itself. By the compiled module or by the program alone."""
 import pickle
+import subprocess
+import sys
+import unittest
 import warnings
 from unittest import mock
 
-from opened_case import OpenedCase  # first: it decides whether the module is there
+from opened_case import NATIVE, OpenedCase  # first: it decides whether the module is there
 
 import dsckpt
 import oracle
+import safetensors.torch
 import tools
 import torch
 from dsckpt import _checkpoint
 
 TIED = "hf_trainer_gpt2_z2_bf16_w2"
+
+# Reads a file as bfloat16; prints whether all of it is 7, and how many MiB that took at its peak.
+MEMORY_OF = """
+import resource, sys, dsckpt, torch
+torch.full([9], 7.0).bfloat16()
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before = peak()
+read, = dsckpt.open(sys.argv[1], dtype="bf16").state_dict().values()
+print(read.dtype, bool((read[::999] == 7).all()), peak() - before)
+"""
 
 
 class Tensors(torch.utils.data.Dataset):
@@ -89,6 +103,15 @@ class FormTest(TorchTest):
         with mock.patch.object(_checkpoint, "PIECE", 100), mock.patch("dsckpt._arrays.PIECE", 100):
             for value, expected in self.pairs(self.ckpt.state_dict(dtype=torch.bfloat16)):
                 self.assert_same(value, self.cast(expected, torch.bfloat16))
+
+    @unittest.skipUnless(NATIVE, "the program reads a tensor at once")
+    def test_there_is_no_second_copy(self):
+        path = self.root / "large.safetensors"
+        safetensors.torch.save_file({"large": torch.full([1 << 15, 1 << 10], 7.0)}, path)  # 128 MiB
+        done = subprocess.run([sys.executable, "-c", MEMORY_OF, path], capture_output=True, text=True)
+        dtype, right, peak = done.stdout.split()
+        self.assertEqual((dtype, right), ("torch.bfloat16", "True"), done.stderr)
+        self.assertLess(float(peak), 128)  # 64 of the result, 32 of a piece, and what threads take
 
     def test_devices(self):
         """Of a machine without a GPU the other device is meta, which has no values."""

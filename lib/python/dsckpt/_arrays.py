@@ -2,7 +2,7 @@
 from ._errors import UnsupportedError, UsageError
 from ._tool import dtype_name
 
-PIECE = 64 << 20  # bytes that are read at once where they become another type, or go to another device
+PIECE = 32 << 20  # bytes that are read at once where they become another type, or go to another device
 
 NUMPY = {
     "float64": "f8", "float32": "f4", "float16": "f2", "int64": "i8", "int32": "i4", "int16": "i2", "int8": "i1",

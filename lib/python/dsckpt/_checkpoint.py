@@ -229,6 +229,7 @@ class Checkpoint(Mapping):
         made = form.empty(tensor.dtype, tensor.shape)
         for begin, end, piece in self._pieces(tensor, rows, form):
             made[begin:end] = piece
+            del piece
         return made
 
     def _rows_of_piece(self, tensor):
@@ -240,14 +241,17 @@ class Checkpoint(Mapping):
         return None if rows >= tensor.shape[0] else rows
 
     def _pieces(self, tensor, rows, form):
-        """(begin, end, elements as they are stored) of consecutive rows"""
+        """(begin, end, elements as they are stored) of consecutive rows. It keeps none, and so should the caller."""
         if self._checks:
             self._checks.begin([tensor])
-        row = math.prod(tensor.shape[1:])
         for begin in range(0, tensor.shape[0], rows):
             end = min(begin + rows, tensor.shape[0])
-            data, = tensor._reader.gather([(tensor._index, begin * row, (end - begin) * row)], self._check, None)
-            yield begin, end, form.make(data, tensor.dtype, (end - begin, *tensor.shape[1:]), None)
+            yield begin, end, self._piece(tensor, begin, end, form)
+
+    def _piece(self, tensor, begin, end, form):
+        row = math.prod(tensor.shape[1:])
+        data, = tensor._reader.gather([(tensor._index, begin * row, (end - begin) * row)], self._check, None)
+        return form.make(data, tensor.dtype, (end - begin, *tensor.shape[1:]), None)
 
     def _read(self, tensors, progress=False):
         """(bytes, strides in elements or None) of each"""

@@ -55,6 +55,7 @@ def _copy(checkpoint, wanted, progress):
             for tensor, begin, end, piece in _read(checkpoint, batch):
                 for target in of_tensor[tensor._index][1]:
                     (target if begin is None else target[begin:end]).copy_(piece)
+                del piece
             done += sum(tensor.nbytes for tensor in batch)
             if report:
                 report(done, total)
@@ -64,8 +65,9 @@ def _read(checkpoint, batch):
     """(tensor, first row, row behind the last, elements); the rows None: all of it"""
     rows = checkpoint._rows_of_piece(batch[0]) if len(batch) == 1 else None
     if rows is not None:
-        for piece in checkpoint._pieces(batch[0], rows, _AS_STORED):
-            yield batch[0], *piece
+        for begin, end, piece in checkpoint._pieces(batch[0], rows, _AS_STORED):
+            yield batch[0], begin, end, piece
+            del piece
         return
     for tensor, elements in zip(batch, checkpoint._read(batch)):
         yield tensor, None, None, checkpoint._as_array(tensor, *elements, form=_AS_STORED)

@@ -140,7 +140,7 @@ def run(tool, paths, options, progress=False, *, several=False, warns=True):
         printed.seek(0)
         results = _results(tool[0], status, printed.read(), said)
     if warns:
-        warn(dict.fromkeys(note for result in results for note in result.get("notes", ())))
+        warn(dict.fromkeys(note for result in results for note in result["notes"]))
     return results if several else results[-1]
 
 
@@ -231,7 +231,7 @@ def _results(tool, status, printed, said):
     error = next((answer for answer in answers if answer["type"] == "error"), None)
     if not answers or (status not in (0, 1) and error is None):
         raise Error(f"dsckpt ended with status {status}: {said.strip() or 'it said nothing'}")
-    results = [answer["data"] for answer in answers if answer["type"] != "error"]
+    results = [{"notes": [], **answer["data"]} for answer in answers if answer["type"] != "error"]
     if error is not None:
         raised = _error(error["data"])
         raised.results = results
