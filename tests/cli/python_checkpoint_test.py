@@ -67,8 +67,20 @@ class FactsTest(CheckpointTest):
 
     def test_weights_have_none(self):
         ckpt = dsckpt.open(self.weights())
-        self.assertEqual((ckpt.step, ckpt.tag, ckpt.stage, ckpt.ranks, ckpt.metadata), (None, None, None, None, {}))
+        self.assertEqual((ckpt.step, ckpt.tag, ckpt.stage, ckpt.ranks), (None, None, None, None))
         self.assertIn(f"{len(ckpt)} tensors", repr(ckpt))
+        output = self.new_path()
+        dsckpt.convert(self.case.load_dir, output)
+        self.assertEqual(dsckpt.open(output).metadata, {})
+
+    def test_files_of_safetensors_say_what_they_are(self):
+        output = self.weights(max_shard_size="3KB")
+        said = {}
+        for path in output.glob("*.safetensors"):
+            data = path.read_bytes()
+            said.update(json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])["__metadata__"])
+        self.assertEqual(said["format"], "pt")
+        self.assertEqual(dsckpt.open(output).metadata, said)
 
     def test_metadata_is_the_callers(self):
         self.ckpt.metadata.clear()

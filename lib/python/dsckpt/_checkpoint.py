@@ -22,7 +22,8 @@ class Checkpoint(Mapping):
     path: as it was given.
     notes: what a user should know, a list of texts. They were warnings (DsckptWarning) when it was opened.
     metadata: what is known of the run: "layout", "zero_stage", "tag", "global_steps", "ds_version",
-        "optimizer_wrapper", "mesh" ({"pp", "tp", "dp", "ep"}, ranks of each kind). Of weights it is empty.
+        "optimizer_wrapper", "mesh" ({"pp", "tp", "dp", "ep"}, ranks of each kind). Of weights in safetensors, what their files say ("format", ties); of others
+        nothing.
     step, tag, stage, ranks: out of it the number of optimizer steps, the tag, the ZeRO stage, and how many ranks
         saved it (pp * tp * dp); None where the files do not say.
     """
@@ -38,6 +39,7 @@ class Checkpoint(Mapping):
         self._reader = open_reader(path, **options)
         self._tensors = {entry[0]: Tensor(self, self._reader, index, entry)
                          for index, entry in enumerate(self._reader.tensors()) if not entry[1]}
+        self._said_in_files = self._read_metadata()
         self._add_ties()
 
     @property
@@ -46,7 +48,7 @@ class Checkpoint(Mapping):
 
     @property
     def metadata(self):
-        return dict(self._reader.facts())
+        return {**self._said_in_files, **self._reader.facts()}
 
     @property
     def step(self):
@@ -183,21 +185,27 @@ class Checkpoint(Mapping):
         if kind is None:
             self.finish_checks()
 
-    def _add_ties(self):
-        """Tied names that weights in safetensors have in their metadata alone: `{"lm_head.weight": "embed.weight"}`,
-        as this program, transformers and safetensors.torch.save_model write them."""
+    def _read_metadata(self):
+        """What files of safetensors have as `__metadata__`, of weights on a disk."""
         if self._reader.facts() or is_far(self.path):
-            return
+            return {}
         files = {name for tensor in self.values() for name in tensor.files if name.endswith(".safetensors")}
         folder = os.fsdecode(self.path)
         if not os.path.isdir(folder):  # a file of them, which is called as it was given
             folder, files = os.path.dirname(folder), map(os.path.basename, files)
+        said = {}
         for name in sorted(files):
-            for alias, owner in _metadata_of(os.path.join(folder, name)).items():
-                if alias not in self._tensors and owner in self._tensors:
-                    its = self._tensors[owner]
-                    entry = (alias, "", its.kind, its.dtype, its.shape, owner)
-                    self._tensors[alias] = Tensor(self, self._reader, its._index, entry)
+            said.update(_metadata_of(os.path.join(folder, name)))
+        return said
+
+    def _add_ties(self):
+        """Tied names that weights in safetensors have in their metadata alone: `{"lm_head.weight": "embed.weight"}`,
+        as this program, transformers and safetensors.torch.save_model write them."""
+        for alias, owner in self._said_in_files.items():
+            if alias not in self._tensors and owner in self._tensors:
+                its = self._tensors[owner]
+                entry = (alias, "", its.kind, its.dtype, its.shape, owner)
+                self._tensors[alias] = Tensor(self, self._reader, its._index, entry)
 
     def _together(self, tensors, form, progress):
         """An array or tensor in this form of each of `tensors`, of one reader."""
