@@ -156,7 +156,8 @@ class ProgressTest(PackageTest):
 
     def test_it_is_told_how_far_it_is(self):
         seen = []
-        dsckpt.convert(self.checkpoint, self.new_path(), debug=True, progress=lambda done, total: seen.append((done, total)))
+        dsckpt.convert(self.checkpoint, self.new_path(), debug=True,
+                       progress=lambda done, total: seen.append((done, total)))
         self.assertEqual(seen[-1][0], seen[-1][1])
         self.assertGreater(seen[-1][1], 0)
 

@@ -40,8 +40,8 @@ class Error(Exception):
     kind = ""
     results: "Sequence[Any]" = ()
 
-    def __init__(self, message: str, *, file: "str | None" = None, member: "str | None" = None, tensor: "str | None" = None,
-                 offset: "int | None" = None, hint: "str | None" = None) -> None:
+    def __init__(self, message: str, *, file: "str | None" = None, member: "str | None" = None,
+                 tensor: "str | None" = None, offset: "int | None" = None, hint: "str | None" = None) -> None:
         super().__init__(message if hint is None else f"{message}\nhint: {hint}")
         self.file = file
         self.member = member

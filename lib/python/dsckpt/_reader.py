@@ -26,7 +26,8 @@ def open_reader(path, *, states=False, **options):
     options: tag, model, roots, tp_rules; states: the optimizer's states are among its tensors.
 
     Of a reader, `tensors()` lists (name, state, kind, dtype, shape, alias_of), a state following its parameter, and
-    `facts()` is Checkpoint.metadata; the other methods take the number of one there. Both readers have the same methods; any thread may call them.
+    `facts()` is Checkpoint.metadata, {} of weights; the other methods take the number of one there. Both readers have
+    the same methods; any thread may call them.
     """
     if not is_native() or is_far(path) or any(map(is_far, options["roots"])):
         return ToolReader(path, states=states, **options)
