@@ -60,9 +60,11 @@ class TensorInFile(TypedDict, total=False):
 
 
 class Run(TypedDict, total=False):
-    """What any run tells; with ``dry_run=True`` there are only the last three."""
+    """What any run tells; with ``dry_run=True`` there are only the bytes to read and to write and the last three.
+    `next`: what to do next, a command or a line of Python."""
 
     output: str
+    next: str
     seconds: float
     bytes_read: int
     bytes_written: int
