@@ -24,7 +24,7 @@ import sys
 # Folder in lib/ -> folders it may include besides itself and dsckpt/, the public headers, which include
 # nothing else.
 LOWER = {"base", "io", "plan", "pickle", "format", "deepspeed"}
-USE_CASE = LOWER | {"checkpoint/find", "checkpoint", "exec", "job"}
+USE_CASE = LOWER | {"checkpoint/find", "checkpoint/names", "checkpoint", "exec", "job"}
 ALLOWED = {
     "dsckpt": set(),
     "base": set(),
@@ -35,7 +35,8 @@ ALLOWED = {
     "format": {"base", "io", "plan", "pickle"},
     "deepspeed": {"base", "io", "pickle"},
     "checkpoint/find": LOWER,
-    "checkpoint": LOWER | {"checkpoint/find"},
+    "checkpoint/names": {"base", "plan"},
+    "checkpoint": LOWER | {"checkpoint/find", "checkpoint/names"},
     "bucket": {"base", "io"},
     "group": {"base", "io"},
     "group/mpi": {"group"},

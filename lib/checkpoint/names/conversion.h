@@ -1,0 +1,36 @@
+// How one rule of transformers' conversion mapping changes tensors: its operations
+// (core_model_loading.ConversionOps) on lazy tensors.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dsckpt/dtype.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+// Tensors by the pattern of a rule that their names fit, in its order.
+using Collected = std::vector<std::pair<std::string, std::vector<TensorSource>>>;
+
+struct ConversionContext {
+  const std::vector<std::string>& from;  // the rule's patterns
+  const std::vector<std::string>& to;
+  const nlohmann::json& config;  // config.json
+  // Of the first result, where it is known: what the module has under its name.
+  const Shape* module_shape = nullptr;
+  // Likewise of each of `to`, for "split".
+  std::vector<const Shape*> module_shapes = {};
+};
+
+// Carries out `operation`, a list of its name and arguments as rules.jsonl has it. Throws
+// UnsupportedError for what does not fit: numbers of tensors, sizes that do not divide, a
+// permutation of a tensor that lies in pieces.
+Collected convert(const nlohmann::json& operation, Collected tensors,
+                  const ConversionContext& context);
+
+}  // namespace dsckpt
