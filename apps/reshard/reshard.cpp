@@ -96,6 +96,7 @@ void add_options(CLI::App& app, Arguments& args) {
 
 int convert(const CLI::App& app, Arguments& args) {
   args.source.optimizer_states = true;
+  args.source.module_names = true;
   if (!args.source.weights_from.empty() && args.source.tag == "all") {
     throw UsageError("--weights-from goes with one checkpoint, not with --tag all");
   }

@@ -90,6 +90,7 @@ int convert(const CLI::App& app, Arguments& args) {
   args.dcp.preset = preset_called(args.preset);
   args.dcp.dtype = type_called(args.dtype);
   args.source.optimizer_states = !args.dcp.weights_only;
+  args.source.module_names = true;
   return cli::convert_each_tag(app, args.common, args.input, args.source, args.output, args.run,
                                [&](const Source& source) { return plan_dcp(source, args.dcp); });
 }

@@ -112,6 +112,7 @@ void fill_folders(Arguments& args) {
 int convert(const CLI::App& app, Arguments& args) {
   fill_folders(args);
   args.source.optimizer_states = true;
+  args.source.module_names = true;
   args.universal.strict = !args.no_strict;
   if (args.common.threads == 0) {
     args.common.threads = std::max(args.extract_workers, args.merge_workers);

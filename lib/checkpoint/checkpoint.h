@@ -207,6 +207,8 @@ struct WeightNames {
   std::string add_prefix = {};
   std::string model = {};      // Weights::Options
   bool allow_missing = false;  // likewise
+  // Names of the hub become the module's even where no checkpoint says that the run has these.
+  bool as_module = false;
 };
 
 // A file of the checkpoint, opened. Borrowed from the Checkpoint.

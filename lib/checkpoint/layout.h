@@ -66,12 +66,11 @@ struct Layout {
   void (*read)(CheckpointDraft& draft);
 };
 
-class Weights;
 struct WeightsTensor;
 
 // The reader of Checkpoint::from_weights; borrows `weights` and `like`.
-void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNames& names,
-                  const Checkpoint* like);
+void read_weights(CheckpointDraft& draft, std::span<const WeightsTensor> weights,
+                  const WeightNames& names, const Checkpoint* like);
 
 // The reader of Checkpoint::with_weights: params and notes. `where` is the path of `weights`.
 void read_other_weights(CheckpointDraft& draft, std::span<const WeightsTensor> weights,

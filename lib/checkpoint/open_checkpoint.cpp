@@ -6,6 +6,7 @@
 #include "base/keyed_hash.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/find/tag_folder.h"
+#include "checkpoint/hub_weights.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/salvage.h"
 #include "checkpoint/weights.h"
@@ -330,7 +331,9 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
   for (const std::string& file : weights.missing()) {
     impl->draft.lost_files.push_back({{.kind = ShardName::Kind::model_states}, file, "is missing"});
   }
-  read_weights(impl->draft, weights, names, like);
+  const std::vector<WeightsTensor> tensors =
+      as_module_has(weights, path, names, like, impl->draft.notes);
+  read_weights(impl->draft, tensors, names, like);
   if (like != nullptr) refuse_unread(path, weights);
   for (const OpaqueTensor& tensor : weights.unread()) {
     impl->draft.valueless.push_back(tensor.path);
@@ -354,7 +357,9 @@ Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Ch
   refuse_unread(path, weights);
   impl->take_run(*base->impl_);
   CheckpointDraft& draft = impl->draft;
-  read_other_weights(draft, weights.tensors(), path.string(), names, *base);
+  const std::vector<WeightsTensor> tensors =
+      as_module_has(weights, path, names, base.get(), draft.notes);
+  read_other_weights(draft, tensors, path.string(), names, *base);
   draft.notes.insert(draft.notes.end(), weights.notes().begin(), weights.notes().end());
   impl->keep_files(std::move(weights));
   impl->base = std::move(base);

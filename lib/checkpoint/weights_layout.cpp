@@ -14,6 +14,7 @@
 #include "base/kernels.h"
 #include "base/keyed_hash.h"
 #include "base/text.h"
+#include "checkpoint/hub_weights.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
@@ -29,7 +30,7 @@ class WeightsReader {
                 const WeightNames& names)
       : draft_(draft), weights_(weights), where_(std::move(where)), names_(names) {
     for (const WeightsTensor& tensor : weights) {
-      const std::string name = engine_name(tensor.name);
+      const std::string name = engine_name(names_, tensor.name);
       if (!by_name_.emplace(name, &tensor).second) {
         throw InconsistentError({.file = where_, .tensor = name},
                                 "is what two tensors would be called");
@@ -48,10 +49,10 @@ class WeightsReader {
     for (const WeightsTensor& tensor : weights_) {
       const bool trained = can_be_trained(tensor.value.dtype());
       if (trained && size_of(tensor.value.dtype()) < 4) facts.has_masters = false;
-      Param param{.name = engine_name(tensor.name),
+      Param param{.name = engine_name(names_, tensor.name),
                   .kind = trained ? ParamKind::trainable : ParamKind::buffer,
                   .weight = tensor.value};
-      if (!tensor.alias_of.empty()) param.alias_of = engine_name(tensor.alias_of);
+      if (!tensor.alias_of.empty()) param.alias_of = engine_name(names_, tensor.alias_of);
       param.requires_grad = trained;
       draft_.params.push_back(std::move(param));
     }
@@ -96,12 +97,6 @@ class WeightsReader {
       if (param.alias_of.empty()) take_value(param, like);
     }
     check_names(like);
-  }
-
-  std::string engine_name(const std::string& name) const {
-    const std::string& strip = names_.strip_prefix;
-    const bool stripped = name.starts_with(strip) && name.size() > strip.size();
-    return names_.add_prefix + (stripped ? name.substr(strip.size()) : name);
   }
 
   static bool can_be_trained(DType dtype) {
@@ -298,9 +293,9 @@ class WeightsReader {
 
 }  // namespace
 
-void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNames& names,
-                  const Checkpoint* like) {
-  WeightsReader reader(draft, weights.tensors(), draft.folder.path.string(), names);
+void read_weights(CheckpointDraft& draft, std::span<const WeightsTensor> weights,
+                  const WeightNames& names, const Checkpoint* like) {
+  WeightsReader reader(draft, weights, draft.folder.path.string(), names);
   if (like != nullptr) {
     reader.read_like(*like);
   } else {

@@ -110,7 +110,8 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
   const WeightNames names{.strip_prefix = options.strip_prefix,
                           .add_prefix = options.add_prefix,
                           .model = is_weights ? options.model : std::string(),
-                          .allow_missing = options.allow_missing};
+                          .allow_missing = options.allow_missing,
+                          .as_module = options.module_names};
   impl->checkpoint = std::make_shared<const Checkpoint>(
       is_weights ? Checkpoint::from_weights(*impl->inputs, path, names, impl->like.get())
                  : Checkpoint::open(*impl->inputs, path, open));
