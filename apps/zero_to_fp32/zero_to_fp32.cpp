@@ -45,6 +45,7 @@ struct Arguments {
   cli::RunArguments run;
   std::string dtype = "float32";
   std::string hf_config;
+  std::string names;
   std::string peft;
   std::string merge;
   AdapterOptions adapter;
@@ -133,6 +134,13 @@ void add_options(CLI::App& app, Arguments& args) {
       app.add_option("--key-map", args.weights.key_map,
                      "Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'"))
       ->type_name("FILE");
+  cli::one_of(
+      app.add_option("--names", args.names,
+                     "Call tensors as save_pretrained does (hub), or as the module has them "
+                     "(module);\ndefault: hub for a model that a config.json of transformers 5 "
+                     "names"),
+      {"hub", "module"})
+      ->type_name("WHOSE");
   cli::input_path(
       app.add_option(
           "--hf-config", args.hf_config,
@@ -227,8 +235,8 @@ void check_combinations(const Arguments& args) {
     throw UsageError("output_dir and --peft are both given")
         .with_hint("--peft writes the adapter alone; run again for the weights");
   }
-  if (args.weights.states || !args.hf_config.empty()) {
-    throw UsageError("--states and --hf-config go with output_dir, not with --peft");
+  if (args.weights.states || !args.hf_config.empty() || !args.names.empty()) {
+    throw UsageError("--states, --names and --hf-config go with output_dir, not with --peft");
   }
 }
 
@@ -300,6 +308,8 @@ int convert(const CLI::App& app, Arguments& args) {
   if (args.average) averaged = take_averaged(args);
   check_combinations(args);
   args.source.optimizer_states = args.weights.states;
+  if (!args.names.empty())
+    args.weights.names = args.names == "hub" ? TensorNames::hub : TensorNames::module;
   args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
   args.weights.max_shard_size =
       args.max_shard_size == "none" ? kOneFile : parse_size(args.max_shard_size, "shard size");

@@ -42,6 +42,10 @@ struct SourceOptions {
   // goes from the front of those that have it, then `add_prefix` comes to the front of all.
   std::string strip_prefix = {};
   std::string add_prefix = {};
+  // Of weights with the names that models of transformers have on the hub: take the module's, as
+  // the config.json in their folder says (lib/checkpoint/names). With `like` and `weights_from` the
+  // names of the checkpoint decide. For what a training goes on from.
+  bool module_names = false;
   // A checkpoint of the run that is to start, or that saved files are for; it is read with its
   // optimizer states. Empty: none.
   std::filesystem::path like = {};

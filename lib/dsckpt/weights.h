@@ -25,6 +25,14 @@ DSCKPT_EXPORT extern const WeightsFormat kSafetensors;
 // As WeightsOptions::max_shard_size: one file, whose tensors are in the checkpoint's order.
 inline constexpr uint64_t kOneFile = ~uint64_t{0};
 
+// How tensors of a model of the transformers library are called. Since its release 5 a module has
+// other names, and other tensors, than files on the hub: experts fused to one tensor, for instance.
+enum class TensorNames : uint8_t {
+  by_config,  // hub, if a config.json that comes along says whose they are; else module
+  hub,        // as save_pretrained writes them, of a model made of its configuration
+  module,     // as the engine has them
+};
+
 struct WeightsOptions {
   const WeightsFormat* format = &kTorchBin;
   // What floating tensors become; nullopt leaves each as it is stored (masters are fp32).
@@ -41,6 +49,9 @@ struct WeightsOptions {
   std::vector<std::string> strip_prefix = {};
   // A file of rules that rename what is left then, lines of "REGEX => REPLACEMENT".
   std::filesystem::path key_map = {};
+  // `by_config` is module where rules rename, or the states are written. Rules rename the hub's
+  // names where these are asked for; all patterns are for the checkpoint's.
+  TensorNames names = TensorNames::by_config;
   // Write what the optimizer keeps of the parameters too, optimizer_states/STATE.safetensors. The
   // source has to be open with SourceOptions::optimizer_states.
   bool states = false;
@@ -60,8 +71,9 @@ DSCKPT_EXPORT std::optional<DType> configured_dtype(const Source& source,
                                                     const WeightsOptions& options = {});
 
 // Equals what DeepSpeed's zero_to_fp32.py writes where that is right; frozen parameters of stage 1
-// are there too. Reads metadata only. Throws UsageError for bad patterns, names that collide and an
-// empty selection, UnsupportedError for tensors the format cannot hold.
+// are there too. Reads metadata only. Throws UsageError for bad patterns, names that collide, an
+// empty selection, and TensorNames::hub without a config.json or with the states; UnsupportedError
+// for tensors the format cannot hold, and for TensorNames::hub of a model that no rule is known of.
 DSCKPT_EXPORT Job plan_weights(const Source& source, const WeightsOptions& options = {});
 
 struct AdapterOptions {

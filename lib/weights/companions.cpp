@@ -296,17 +296,23 @@ std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint
   return missing;
 }
 
-std::optional<DType> configured_dtype(const Source& source, const WeightsOptions& options) {
+std::optional<std::string> config_text(const Checkpoint& checkpoint,
+                                       const WeightsOptions& options) {
   const std::vector<Neighbour> files = options.hf_config.empty()
-                                           ? companions_beside(*source->checkpoint)
+                                           ? companions_beside(checkpoint)
                                            : companions_given(options.hf_config);
   for (const Neighbour& file : files) {
     if (file.destination != kConfig) continue;
     const InputFile config(file.source);
     if (config.size() > kMostCompared) return std::nullopt;
-    return dtype_in_config(text_of_file(config));
+    return text_of_file(config);
   }
   return std::nullopt;
+}
+
+std::optional<DType> configured_dtype(const Source& source, const WeightsOptions& options) {
+  const std::optional<std::string> config = config_text(*source->checkpoint, options);
+  return config ? dtype_in_config(*config) : std::nullopt;
 }
 
 }  // namespace dsckpt

@@ -26,4 +26,8 @@ std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint
                                             std::vector<std::string>& notes,
                                             const ModelChanges& changes = {});
 
+// The text of the config.json of WeightsOptions::hf_config, or of the one beside the checkpoint;
+// nullopt if there is none, or if it is too large to be one. Throws likewise.
+std::optional<std::string> config_text(const Checkpoint& checkpoint, const WeightsOptions& options);
+
 }  // namespace dsckpt

@@ -34,7 +34,7 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   const Checkpoint& checkpoint = *source->checkpoint;
   Job::Impl job = job_of(source);
   const std::vector<IncompleteParam> incomplete = choose_incomplete(checkpoint, options);
-  std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, options, job.notes);
+  std::vector<ChosenTensor> chosen = choose_named_tensors(checkpoint, options, job.notes);
   std::vector<OutputTensor> tensors;
   tensors.reserve(chosen.size());
   for (ChosenTensor& each : chosen) {

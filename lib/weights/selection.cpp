@@ -12,6 +12,7 @@
 #include "dsckpt/error.h"
 #include "job/cast.h"
 #include "job/key_map.h"
+#include "weights/companions.h"
 
 namespace dsckpt {
 namespace {
@@ -76,11 +77,161 @@ void note_options_without_effect(const Checkpoint& checkpoint, const WeightsOpti
   }
 }
 
+const std::string& owner_of(const Param& param) {
+  return param.alias_of.empty() ? param.name : param.alias_of;
+}
+
+std::vector<ModelTensor> sources_of(const std::vector<const Param*>& params) {
+  std::vector<ModelTensor> sources;
+  sources.reserve(params.size());
+  for (const Param* param : params) {
+    sources.push_back({param->name, without_padding(*param, param->weight)});
+  }
+  return sources;
+}
+
+std::vector<const Param*> wanted_params(const Checkpoint& checkpoint, const Selection& selection) {
+  std::vector<const Param*> params;
+  for (const Param& param : checkpoint.params()) {
+    if (selection.wants(param.name, param.kind)) params.push_back(&param);
+  }
+  return params;
+}
+
+std::vector<ModelTensor> chosen_sources(const Checkpoint& checkpoint,
+                                        const WeightsOptions& options) {
+  return sources_of(wanted_params(checkpoint, Selection(options)));
+}
+
+bool are_other_names(const std::vector<ChosenTensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const ChosenTensor& each) {
+    return each.tensor.name != each.param->name ||
+           each.tensor.source.shape() != without_padding(*each.param, each.param->weight).shape();
+  });
+}
+
+// Where nobody asked for the hub's names: whether the tensors may have other ones there.
+void note_module_names(const std::vector<ModelTensor>& tensors, const std::string& why,
+                       std::vector<std::string>& notes) {
+  const std::string* fused = fused_experts(tensors);
+  if (fused == nullptr) return;
+  notes.push_back("experts are fused ('" + printable(*fused) +
+                  "'), as transformers 5 has them and few others load them: " + why);
+}
+
+UsageError no_config() {
+  return UsageError("--names hub: no config.json lies beside the checkpoint")
+      .with_hint("--hf-config DIR names the folder of the model's");
+}
+
+// Whether the tensors are the hub's already: loaded and saved again they would be the same.
+bool are_hubs(const HubNames& hub, const std::vector<ModelTensor>& tensors) {
+  try {
+    return hub.to_module(tensors, {}).has_value();
+  } catch (const UnsupportedError&) {
+    return false;
+  }
+}
+
+std::vector<ChosenTensor> with_hub_names(const Checkpoint& checkpoint,
+                                         const WeightsOptions& options,
+                                         std::vector<std::string>& notes) {
+  if (options.states) {
+    throw UsageError("--names hub and --states are both given")
+        .with_hint("optimizer states are the module's parameters'; run again for the weights");
+  }
+  const std::optional<std::string> config = config_text(checkpoint, options);
+  if (!config) throw no_config();
+  const HubNames hub(*config, true);
+  if (hub.known() == HubNames::Known::no) {
+    throw UnsupportedError({.file = checkpoint.tag_folder().string()},
+                           "--names hub: " + hub.why_not())
+        .with_hint("--names module keeps the names that the module has");
+  }
+  if (hub.known() == HubNames::Known::same) return choose_tensors(checkpoint, options, notes);
+  const std::vector<ModelTensor> tensors = chosen_sources(checkpoint, options);
+  if (are_hubs(hub, tensors)) return choose_tensors(checkpoint, options, notes);
+  if (const std::string* foreign = hub.foreign_name(tensors)) {
+    throw UnsupportedError({.file = checkpoint.tag_folder().string(), .tensor = *foreign},
+                           "--names hub: is no name of " + hub.model())
+        .with_hint("--names module keeps the names that the module has");
+  }
+  return choose_tensors(checkpoint, options, notes, &hub);
+}
+
+std::vector<ChosenTensor> with_names_by_config(const Checkpoint& checkpoint,
+                                               const WeightsOptions& options,
+                                               std::vector<std::string>& notes) {
+  const auto with_modules = [&] { return choose_tensors(checkpoint, options, notes); };
+  const bool has_config = !options.hf_config.empty() || options.companions;
+  const bool has_rules = !options.key_map.empty() || !options.strip_prefix.empty();
+  if (!has_config || has_rules || options.states) return with_modules();
+  const std::vector<ModelTensor> tensors = chosen_sources(checkpoint, options);
+  const std::optional<std::string> config = config_text(checkpoint, options);
+  if (!config) {
+    note_module_names(tensors,
+                      "no config.json says whose they are; --hf-config DIR names the folder of one",
+                      notes);
+    return with_modules();
+  }
+  const HubNames hub(*config);
+  switch (hub.known()) {
+    case HubNames::Known::no:
+      note_module_names(tensors, hub.why_not(), notes);
+      return with_modules();
+    case HubNames::Known::older:
+      if (HubNames(*config, true).known() == HubNames::Known::rules) {
+        note_module_names(
+            tensors, "config.json is of an older release; --names hub writes the hub's", notes);
+      }
+      return with_modules();
+    case HubNames::Known::same:
+      return with_modules();
+    case HubNames::Known::rules:
+      break;
+  }
+  const std::string stay = "names stay the module's, not those of the hub: ";
+  if (are_hubs(hub, tensors)) return with_modules();
+  if (const std::string* foreign = hub.foreign_name(tensors)) {
+    notes.push_back(stay + "'" + printable(*foreign) + "' is no name of " + hub.model());
+    return with_modules();
+  }
+  try {
+    std::vector<std::string> said = notes;
+    std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, options, said, &hub);
+    notes = std::move(said);
+    if (are_other_names(chosen)) {
+      notes.push_back("names are the hub's, as save_pretrained of " + hub.model() +
+                      " writes them (transformers " + std::string(transformers_of_rules()) +
+                      "); --names module keeps the module's");
+    }
+    return chosen;
+  } catch (const UnsupportedError& error) {
+    std::vector<ChosenTensor> chosen = with_modules();
+    notes.push_back(stay + error.what());
+    return chosen;
+  }
+}
+
 }  // namespace
+
+std::vector<ChosenTensor> choose_named_tensors(const Checkpoint& checkpoint,
+                                               const WeightsOptions& options,
+                                               std::vector<std::string>& notes) {
+  switch (options.names) {
+    case TensorNames::hub:
+      return with_hub_names(checkpoint, options, notes);
+    case TensorNames::by_config:
+      return with_names_by_config(checkpoint, options, notes);
+    case TensorNames::module:
+      break;
+  }
+  return choose_tensors(checkpoint, options, notes);
+}
 
 std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          const WeightsOptions& options,
-                                         std::vector<std::string>& notes) {
+                                         std::vector<std::string>& notes, const HubNames* hub) {
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
     throw UnsupportedError({.file = checkpoint.tag_folder().string()},
                            checkpoint.facts().from_weights
@@ -92,22 +243,35 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
   const Selection selection(options);
   NewNames names(options.key_map,
                  options.key_map.empty() ? "--strip-prefix" : "--strip-prefix or --key-map");
+  const std::vector<const Param*> wanted = wanted_params(checkpoint, selection);
   std::vector<ChosenTensor> tensors;
   // From what owns the data in the checkpoint, and the type it is written as, to what owns it here:
   // an alias stands alone when its owner is left out or becomes another type.
   KeyedMap<std::string, std::pair<DType, std::string>> written;
-  for (const Param& param : checkpoint.params()) {
-    if (!selection.wants(param.name, param.kind)) continue;
-    OutputTensor tensor{names.add(param.name, without_prefix(param.name, options.strip_prefix)),
-                        selection.cast(param, notes),
-                        {}};
-    const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
+  const auto add = [&](const Param& param, const std::string& name, TensorSource source,
+                       const std::string& owner) {
+    OutputTensor tensor{
+        names.add(name, without_prefix(name, options.strip_prefix)), std::move(source), {}};
     const auto [first, is_first] =
         written.emplace(owner, std::pair(tensor.source.dtype(), tensor.name));
     if (!is_first && first->second.first == tensor.source.dtype()) {
       tensor.alias_of = first->second.second;
     }
     tensors.push_back({&param, std::move(tensor)});
+  };
+  if (hub == nullptr) {
+    for (const Param* param : wanted) {
+      add(*param, param->name, selection.cast(*param, notes), owner_of(*param));
+    }
+  } else {
+    for (const RenamedTensor& each : hub->to_hub(sources_of(wanted))) {
+      const Param& first = *wanted[each.inputs.front()];
+      const Param made{.name = first.name, .kind = first.kind, .weight = each.source};
+      std::string owner;
+      for (const size_t i : each.inputs) owner += owner_of(*wanted[i]) + '\0';
+      owner += std::to_string(each.part);
+      add(first, each.name, selection.cast(made, notes), owner);
+    }
   }
   if (tensors.empty() && !choose_incomplete(checkpoint, options).empty()) {
     throw InconsistentError({.file = checkpoint.tag_folder().string()},

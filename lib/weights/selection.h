@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/names/hub_names.h"
 #include "dsckpt/weights.h"
 #include "weights/weights_format.h"
 
@@ -12,16 +13,22 @@ namespace dsckpt {
 
 // A parameter that is written, and what of it.
 struct ChosenTensor {
-  const Param* param;
+  const Param* param;  // the first, of a tensor that is made of several
   OutputTensor tensor;
 };
 
 // The parameters that `options` choose, as they are to be called and of the type they are to have,
-// in the checkpoint's order. Adds a note for each rule of --key-map that fits none. Throws as
-// plan_weights.
+// in the checkpoint's order; with `hub` as its to_hub() makes them. Adds a note for each rule of
+// --key-map that fits none. Throws as plan_weights and as HubNames::to_hub.
 std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          const WeightsOptions& options,
-                                         std::vector<std::string>& notes);
+                                         std::vector<std::string>& notes,
+                                         const HubNames* hub = nullptr);
+// The same with the names that WeightsOptions::names asks for; a note says where these are not the
+// module's, or that they are and could be others.
+std::vector<ChosenTensor> choose_named_tensors(const Checkpoint& checkpoint,
+                                               const WeightsOptions& options,
+                                               std::vector<std::string>& notes);
 
 // Of Checkpoint::valueless() those that `options` choose.
 std::vector<std::string> choose_valueless(const Checkpoint& checkpoint,

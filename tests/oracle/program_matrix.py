@@ -126,10 +126,14 @@ def read_weights(folder):
     return found | {alias: found[owner] for alias, owner in aliases.items() if owner in found}
 
 
+def configuration(made):
+    return ["--hf-config", made.ckpt] if (made.ckpt / "config.json").exists() else []
+
+
 def weights(made):
     out = made.folder / "weights"
-    config = ["--hf-config", made.ckpt] if (made.ckpt / "config.json").exists() else []
-    tool("zero-to-fp32", made.ckpt, out, "--safe-serialization", "--include", ".", *config)
+    tool("zero-to-fp32", made.ckpt, out, "--safe-serialization", "--include", ".", "--names=module",
+         *configuration(made))
     found = read_weights(out)
     # The Trainer saves what is frozen beside an adapter in no file.
     saved = made.trained if made.case.adapter and made.case.program in TRAINERS else list(made.truth)
@@ -148,7 +152,9 @@ def check_loaded(made, model):
 
 
 def load_pretrained(made):
-    model, info = type(build(made)).from_pretrained(made.folder / "weights", output_loading_info=True,
+    # With the hub's names, where the model has others.
+    tool("zero-to-fp32", made.ckpt, made.folder / "hub", "--safe-serialization", *configuration(made))
+    model, info = type(build(made)).from_pretrained(made.folder / "hub", output_loading_info=True,
                                                     dtype=torch.float32)
     demand([f"{key}: {sorted(map(str, value))[:2]}" for key, value in info.items() if value])
     check_loaded(made, model)
@@ -177,7 +183,7 @@ def load_strictly(made):
     model = build(made)
     if made.case.arguments.get("compile") == "module":
         model = torch.compile(model, backend="eager")
-    tool("zero-to-fp32", made.ckpt, made.folder / "bin", "--include", ".")
+    tool("zero-to-fp32", made.ckpt, made.folder / "bin", "--include", ".", "--names=module")
     model.load_state_dict(oracle.load_bin(made.folder / "bin" / "pytorch_model.bin"), strict=True)
     check_loaded(made, model)
 

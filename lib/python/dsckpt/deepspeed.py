@@ -150,8 +150,8 @@ class _LazyTensor:
 
 def _convert(checkpoint_dir, output_dir, tag, **options):
     with _errors_as_deepspeeds(checkpoint_dir, tag):
-        # DeepSpeed's names an adapter's tensors as the model does, which the tool alone would refuse.
-        _commands.convert(checkpoint_dir, output_dir, tag=tag, include=["."], **options)
+        # DeepSpeed's has the model's own names, an adapter's too, which the tool alone would refuse.
+        _commands.convert(checkpoint_dir, output_dir, tag=tag, include=["."], names="module", **options)
 
 
 @contextlib.contextmanager
