@@ -58,16 +58,20 @@ OPTIONS = {
             "PREFIX: Take this from the front of names that have it",
         "key_map":
             "FILE: Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'",
+        "names":
+            "WHOSE: Call tensors as save_pretrained does (hub), or as the module has them (module); default: hub for a model that a config.json of transformers 5 names",
         "hf_config":
             "DIR: Copy configuration, tokenizer and processor files from this Hugging Face folder, so that from_pretrained loads the result; default: those beside the checkpoint. none: copy none",
         "states":
             "Write the optimizer's states too, as optimizer_states/STATE.safetensors",
         "peft":
             "DIR: Write the PEFT adapter that was trained to this folder, and nothing else",
+        "merge":
+            "BASE: Write the model with the PEFT adapter that was trained merged into BASE, the model before: a Hugging Face folder, other weights, or the word checkpoint: what the run has saved of it itself. The checkpoint may be a folder of peft's save_pretrained",
         "peft_config":
-            "FILE: With --peft: its adapter_config.json; default: the one beside the shards, or what the tensors tell",
+            "FILE: With --peft or --merge: its adapter_config.json; default: the one beside the shards, or what the tensors tell",
         "lora_alpha":
-            "ALPHA: With --peft, where there is no adapter_config.json: lora_alpha",
+            "ALPHA: With --peft or --merge, where there is no adapter_config.json: lora_alpha",
         "allow_missing":
             "Write what is complete without files that are missing or damaged, and list what is not",
         "debug":
@@ -150,16 +154,20 @@ OPTIONS = {
             "PREFIX: Take this from the front of names that have it",
         "key_map":
             "FILE: Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'",
+        "names":
+            "WHOSE: Call tensors as save_pretrained does (hub), or as the module has them (module); default: hub for a model that a config.json of transformers 5 names",
         "hf_config":
             "DIR: Copy configuration, tokenizer and processor files from this Hugging Face folder, so that from_pretrained loads the result; default: those beside the checkpoint. none: copy none",
         "states":
             "Write the optimizer's states too, as optimizer_states/STATE.safetensors",
         "peft":
             "DIR: Write the PEFT adapter that was trained to this folder, and nothing else",
+        "merge":
+            "BASE: Write the model with the PEFT adapter that was trained merged into BASE, the model before: a Hugging Face folder, other weights, or the word checkpoint: what the run has saved of it itself. The checkpoint may be a folder of peft's save_pretrained",
         "peft_config":
-            "FILE: With --peft: its adapter_config.json; default: the one beside the shards, or what the tensors tell",
+            "FILE: With --peft or --merge: its adapter_config.json; default: the one beside the shards, or what the tensors tell",
         "lora_alpha":
-            "ALPHA: With --peft, where there is no adapter_config.json: lora_alpha",
+            "ALPHA: With --peft or --merge, where there is no adapter_config.json: lora_alpha",
         "allow_missing":
             "Write what is complete without files that are missing or damaged, and list what is not",
         "debug":
