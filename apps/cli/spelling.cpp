@@ -315,9 +315,14 @@ bool is_option_of_a_path(const std::string& name) {
 }
 
 std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& arguments) {
+  if (!arguments.empty() && arguments.front() == "help") {
+    return did_you_mean(app, {arguments.begin() + 1, arguments.end()});
+  }
   const CLI::App* command = &app;
   int words = 0;  // that are no options
   const std::vector<std::string> subcommands = names_of_commands(app);
+  const bool wants_command = app.get_require_subcommand_min() > 0;
+  const std::string no_command = unknown_command(app, arguments);
   for (const std::string& argument : arguments) {
     if (argument == "--") break;
     if (is_long_option(argument)) {
@@ -332,12 +337,13 @@ std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& ar
     std::error_code unreadable;
     if (const CLI::App* sub = subcommand(app, argument)) {
       command = sub;
-    } else if (!std::filesystem::exists(argument, unreadable)) {
+    } else if (wants_command ? argument == no_command
+                             : !std::filesystem::exists(argument, unreadable)) {
       const std::string meant = question(likely(subcommands, argument));
       if (!meant.empty()) return meant;
     }
   }
-  return app.get_require_subcommand_min() > 0 && command == &app ? commands_of(app) : "";
+  return wants_command && command == &app ? commands_of(app) : "";
 }
 
 }  // namespace dsckpt::cli

@@ -185,8 +185,8 @@ TensorSource permuted_for_rope(const TensorSource& tensor, const Json& config, b
   const int64_t heads =
       config.contains("num_attention_heads") ? number_in(config, "num_attention_heads") : 1;
   if (heads <= 0 || shape[0] % (2 * heads) != 0) {
-    throw does_not_fit("rows of " + to_text(shape) + " are cut for " + std::to_string(heads) +
-                       " attention heads");
+    throw does_not_fit("rows of " + to_text(shape) +
+                       " are cut for so many attention heads: " + std::to_string(heads));
   }
   const int64_t half = shape[0] / heads / 2;
   const int64_t inner = shape.size() == 2 ? shape[1] : 1;
@@ -206,7 +206,8 @@ std::vector<std::string> chunk_targets(const Json& operation, const ConversionCo
   if (operation.size() < 3) return context.to;
   const int64_t count = number_in(text_config(context.config), operation[2].get<std::string>());
   if (count < 1 || count > static_cast<int64_t>(kMostInList)) {
-    throw does_not_fit("config.json says that it is cut into " + std::to_string(count) + " parts");
+    throw does_not_fit("config.json says that it is cut into so many parts: " +
+                       std::to_string(count));
   }
   std::vector<std::string> targets;
   for (int64_t i = 0; i < count; ++i) {
