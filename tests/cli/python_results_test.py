@@ -83,7 +83,7 @@ class NotesTest(ResultsTest):
 
     def test_notes_are_those_of_the_tool_and_warnings(self):
         folders = [self.new_path(name) for name in ("one", "other")]
-        for options in ({"safe_serialization": True, "dtype": "bf16"}, {}):  # the second finds the first's files
+        for options in ({"safe_serialization": True, "dtype": "bf16"}, {"force": True}):  # the second finds the first's files
             words = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}")
                      for key, value in options.items()]
             expected = self.said("zero-to-fp32", self.trainer, folders[0], *words)

@@ -114,6 +114,7 @@ class Conversion(_Conversion, Run, total=False):
     dp: int
     ep: int
     zero_stage: int
+    zero_stages: List[int]
     optimizer_wrapper: str
     tag: str
     weights_from: str
