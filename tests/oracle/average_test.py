@@ -165,8 +165,11 @@ class OptionsTest(Averages):
                 if path.name.endswith("model_states.pt"):
                     shard["global_steps"] = step
                 else:
-                    for flat in shard["optimizer_state_dict"]["fp32_flat_groups"]:
+                    optimizer = shard["optimizer_state_dict"]
+                    for flat in optimizer["fp32_flat_groups"]:
                         flat.data.mul_(1 + step / 7)
+                    for state in optimizer["optimizer_state_dict"]["state"].values():
+                        state["step"].fill_(step)
                 torch.save(shard, path)
             (folder / "latest").write_text(target.name)
             out = Path(tempfile.mkdtemp(dir=self.root))
