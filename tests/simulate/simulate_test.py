@@ -263,7 +263,7 @@ class Layouts(unittest.TestCase):
     def weights(self, name):
         """Frozen ones of the stored type, as DeepSpeed's script has them."""
         output = self.converted("zero-to-fp32", name, self.folder / name, self.folder / name / "zero-to-fp32",
-                                "--dtype", "keep")
+                                "--dtype", "keep", "--include", ".")
         return load(output / "pytorch_model.bin")
 
     def test_files_are_archives_without_damage(self):
@@ -567,7 +567,8 @@ class Sizes(Case):
         frozen = simulate_models.shapes_of(simulate_models.modules_of(model), model.experts.count)
         self.assertGreater(len(frozen), 45_000)
         attention = sum(len(shape) == 2 and ".self_attn." in name for name, shape in frozen.items())
-        done = tool("zero-to-fp32", self.folder / "lora", self.folder / "weights", "--dry-run", "--json")
+        done = tool("zero-to-fp32", self.folder / "lora", self.folder / "weights", "--include", ".", "--dry-run",
+                    "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         planned = [each for file in json.loads(done.stdout)["data"]["files"] for each in file.get("tensors", [])]
         self.assertEqual(len(planned), len(frozen) + 2 * attention)
