@@ -31,7 +31,7 @@ const cli::Tool* find_tool(std::string_view called) {
   return found == kTools.end() ? nullptr : *found;
 }
 
-// What the program's first argument may be as well.
+// Another name that the program's first argument may be.
 struct Short {
   const char* name;
   const cli::Tool* tool;

@@ -143,7 +143,7 @@ void note_transfers(const CLI::App& app, const Common& common,
   note(app, common, "the run would take " + text);
 }
 
-// What a user types next: files that were packed on the way have to be unpacked first.
+// The next step of the user: files that were packed on the way have to be unpacked first.
 std::string next_of(const Job& job, const std::filesystem::path& output, const RunStats& stats) {
   if (far_place(std::filesystem::absolute(output))) return "";
   const std::string next = job->report->next(*job, output);

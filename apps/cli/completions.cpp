@@ -48,7 +48,7 @@ std::vector<std::string> names_of(const std::vector<CommandFacts>& commands) {
   return names;
 }
 
-// Of what may stand where a subcommand does.
+// Names that may stand where a subcommand does.
 std::vector<std::string> first_words(const CommandFacts& tool) {
   std::vector<std::string> names = names_of(tool.subcommands);
   for (const ShortName& short_name : tool.short_names) names.push_back(short_name.name);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/hub_model.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
 
@@ -81,8 +82,7 @@ BucketUrl parse_bucket_url(const std::string& text) {
     throw UsageError(printable(text) + ": only s3://BUCKET/PREFIX and https://HOST/PATH are read")
         .with_hint(
             url.scheme == "hf"
-                ? "a model of the Hugging Face hub is downloaded first: `hf download " +
-                      printable(text.substr(colon + 3)) + " --local-dir FOLDER`"
+                ? download_hint(printable(text.substr(colon + 3)))
                 : "a store that speaks S3's protocol is named by --s3-endpoint URL; others can be "
                   "mounted (rclone mount), or copied to a disk first");
   }

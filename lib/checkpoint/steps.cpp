@@ -98,11 +98,11 @@ std::string step_text(double step) {
   return std::to_string(static_cast<int64_t>(step));
 }
 
-std::optional<double> first_step(const std::vector<Evidence>& facts) {
-  for (const Evidence& fact : facts) {
-    if (fact.is_step()) return fact.number;
-  }
-  return std::nullopt;
+// nullptr if there is none.
+const Evidence* first_step(const std::vector<Evidence>& facts) {
+  const auto step =
+      std::find_if(facts.begin(), facts.end(), [](const Evidence& fact) { return fact.is_step(); });
+  return step == facts.end() ? nullptr : &*step;
 }
 
 // Flat tensors of a rank at stage 3; 1 at other stages.
@@ -143,8 +143,9 @@ FilesOfSteps files_of_steps(const CheckpointDraft& draft, std::string_view state
   FilesOfSteps files;
   for (size_t i = 0; i < draft.optim_shards.size(); ++i) {
     if (draft.optim_shards[i].lost) continue;
-    const auto step = first_step(evidence(draft.optim_shards[i], state_key));
-    if (step && !std::isnan(*step)) files[*step].push_back(i);
+    const std::vector<Evidence> facts = evidence(draft.optim_shards[i], state_key);
+    const Evidence* const step = first_step(facts);
+    if (step != nullptr && !std::isnan(*step->number)) files[*step->number].push_back(i);
   }
   return files;
 }
@@ -272,20 +273,14 @@ std::optional<Difference> first_difference(CheckpointDraft& draft, std::string_v
     };
     if (reference == nullptr || shard.name.mp_rank != reference->name.mp_rank) {
       // Ranks of other stages and slices have other groups, but the same steps.
-      const auto step = [](const std::vector<Evidence>& facts) {
-        return std::find_if(facts.begin(), facts.end(),
-                            [](const Evidence& fact) { return fact.is_step(); });
-      };
-      if (reference != nullptr) {
-        const auto a = step(expected);
-        const auto b = step(found);
-        if (a != expected.end() && b != found.end() && a->number != b->number) {
-          return differs(b->name, "differs from that");
-        }
+      const Evidence* const step = first_step(found);
+      const Evidence* const before = first_step(expected);
+      if (step != nullptr && before != nullptr && step->number != before->number) {
+        return differs(step->name, "differs from that");
       }
+      has_steps = step != nullptr;
       reference = &shard;
       expected = std::move(found);
-      has_steps = step(expected) != expected.end();
       continue;
     }
     int left = kMaxPlainValues;

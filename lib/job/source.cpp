@@ -178,13 +178,12 @@ std::vector<fs::path> averaged_paths(const std::vector<fs::path>& paths,
   if (tags.size() < average.last) {
     UsageError error("--last " + std::to_string(average.last) + ": " + paths.front().string() +
                      " has " + counted(tags.size(), "complete tag"));
-    const fs::path above = fs::absolute(paths.front() / "").parent_path().parent_path();
+    const fs::path folder = (paths.front() / "").parent_path();  // without a slash at its end
+    const fs::path above = (folder.has_parent_path() ? folder : fs::absolute(folder)).parent_path();
     const size_t there = tags_in(above, options);
     if (there < average.last) throw error;
-    const std::string shown = paths.front().has_parent_path() && paths.front().is_relative()
-                                  ? paths.front().parent_path().string()
-                                  : above.string();
-    throw std::move(error).with_hint(shell_word(shown) + " above it has " + std::to_string(there));
+    throw std::move(error).with_hint(shell_word(above.string()) + " above it has " +
+                                     std::to_string(there));
   }
   tags.erase(tags.begin(), tags.end() - static_cast<ptrdiff_t>(average.last));
   return tags;

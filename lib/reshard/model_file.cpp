@@ -129,8 +129,8 @@ std::optional<int64_t> given_steps(const ModelFile& file) {
 
 // nullopt for what is left out.
 std::optional<Value> value_of(ModelFile& file, std::string_view key, const Value& saved) {
-  if (const auto steps = given_steps(file); steps && key == keys::kGlobalSteps) {
-    return Document::integer(*steps);
+  if (key == keys::kGlobalSteps) {
+    if (const auto steps = given_steps(file)) return Document::integer(*steps);
   }
   if (const ModelKey* row = row_of(kMade, key)) {
     if (is_before(file.target().release, row->since)) return std::nullopt;

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/text.h"
 #include "io/content_name.h"
 #include "io/input_file.h"
@@ -152,8 +153,7 @@ std::optional<std::string> architecture_of(const fs::path& folder) {
   if (!fs::is_regular_file(path, failed)) return std::nullopt;
   const InputFile config(path);
   if (config.size() > InputFile::kMostAtOnce) return std::nullopt;
-  const std::vector<std::byte> bytes = config.read(0, config.size());
-  return architecture_in_config({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  return architecture_in_config(as_text(config.read(0, config.size())));
 }
 
 }  // namespace

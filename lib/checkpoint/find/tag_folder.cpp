@@ -9,6 +9,7 @@
 #include <system_error>
 #include <tuple>
 
+#include "base/hub_model.h"
 #include "base/text.h"
 #include "checkpoint/find/choose.h"
 #include "checkpoint/find/folders.h"
@@ -654,9 +655,7 @@ UsageError no_such_folder(const fs::path& path) {
   if (path.empty()) return UsageError("an empty text is no path");
   UsageError error(path.string() + ": there is no such folder");
   if (may_be_of_hub(path)) {
-    return std::move(error).with_hint(
-        "a model of the Hugging Face hub is downloaded first: `hf download " + path.string() +
-        " --local-dir FOLDER`");
+    return std::move(error).with_hint(download_hint(path.string()));
   }
   fs::path above = fs::path(path).parent_path();
   std::error_code failed;

@@ -107,7 +107,7 @@ TensorSource stacked(const Json& dim, std::vector<TensorSource> parts) {
   return concatenated(d, std::move(parts));
 }
 
-// A tensor [outer, a, b, inner] as [outer, b, a, inner]. What lies in one piece is looked at with
+// A tensor [outer, a, b, inner] as [outer, b, a, inner]. A tensor in one piece is looked at with
 // other strides; else it is put together of pieces of `inner` elements, if these are few.
 TensorSource swapped(const TensorSource& tensor, std::array<int64_t, 4> sizes) {
   constexpr int64_t kMostPieces = 4096;
