@@ -183,6 +183,7 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
                  "all: each of them, into a folder of its name")
       ->type_name("TAG");
   add_tp_rules(app, source.tp_rules);
+  add_param_names(app, source.param_names);
   add_model(app, source.model);
   add_roots(app, source.roots);
 }
@@ -193,6 +194,13 @@ void add_tp_rules(CLI::App& app, std::vector<std::string>& rules) {
                  "REGEX=cat:0, cat:1, replicated, average or sum")
       ->type_name("RULE")
       ->allow_extra_args(false);
+}
+
+void add_param_names(CLI::App& app, std::filesystem::path& names) {
+  input_path(app.add_option("--param-names", names,
+                            "Names of model.named_parameters(), one a line: for an optimizer of\n"
+                            "another framework that numbers its parameters"))
+      ->type_name("FILE");
 }
 
 void add_model(CLI::App& app, std::string& model) {

@@ -39,6 +39,8 @@ void add_model(CLI::App& app, std::string& model);
 void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots);
 // Adds --tp-rule.
 void add_tp_rules(CLI::App& app, std::vector<std::string>& rules);
+// Adds --param-names.
+void add_param_names(CLI::App& app, std::filesystem::path& names);
 // Adds the positional `name`, a checkpoint folder, --tag and --root.
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             SourceOptions& source);

@@ -31,6 +31,7 @@ struct Arguments {
 DcpPreset preset_called(const std::string& name) {
   static const std::map<std::string, DcpPreset> kPresets{{"torch", DcpPreset::torch},
                                                          {"accelerate", DcpPreset::accelerate},
+                                                         {"trainer", DcpPreset::trainer},
                                                          {"torchtitan", DcpPreset::torchtitan},
                                                          {"lightning", DcpPreset::lightning}};
   return kPresets.at(name);
@@ -59,8 +60,8 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::one_of(
       app.add_option("--preset", args.preset,
                      "Whose keys and folders: of torch, dcp.load of {\"model\", \"optim\"};\n"
-                     "of Accelerate; of torchtitan; of Lightning Fabric"),
-      {"torch", "accelerate", "torchtitan", "lightning"})
+                     "of Accelerate; of transformers' Trainer; of torchtitan; of Lightning Fabric"),
+      {"torch", "accelerate", "trainer", "torchtitan", "lightning"})
       ->type_name("WHO")
       ->capture_default_str();
   cli::one_of(
@@ -80,7 +81,7 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::add_common(app, args.common);
   cli::set_examples(app,
                     {.commands = {"to-dcp ckpt ckpt_dcp --dp 8",
-                                  "to-dcp checkpoint-500 resume --dp 8 --preset accelerate",
+                                  "to-dcp checkpoint-500 resume --dp 8 --preset trainer",
                                   "to-dcp ckpt weights_dcp --dp 64 --weights-only --dtype bf16"},
                      .remarks = {"Then load the folder with torch.distributed.checkpoint.load and",
                                  "set_state_dict."}});

@@ -151,6 +151,8 @@ void add_options(CLI::App& app, Arguments& args) {
 
   app.add_flag("--states", args.weights.states,
                "Write the optimizer's states too, as optimizer_states/STATE.safetensors");
+  app.add_flag("--torch-optimizer", args.weights.torch_optimizer,
+               "Write the optimizer too, as optimizer.pt, which optimizer.load_state_dict takes");
   cli::output_path(
       app.add_option("--peft", args.peft,
                      "Write the PEFT adapter that was trained to this folder, and nothing else"))
@@ -199,8 +201,9 @@ std::vector<std::filesystem::path> take_averaged(Arguments& args) {
   } else {
     args.output_dir.clear();
   }
-  if (args.weights.states) {
-    throw UsageError("--states and --average are both given")
+  if (args.weights.states || args.weights.torch_optimizer) {
+    throw UsageError(std::string(args.weights.states ? "--states" : "--torch-optimizer") +
+                     " and --average are both given")
         .with_hint("optimizer states are not averaged");
   }
   return paths;
@@ -235,8 +238,10 @@ void check_combinations(const Arguments& args) {
     throw UsageError("output_dir and --peft are both given")
         .with_hint("--peft writes the adapter alone; run again for the weights");
   }
-  if (args.weights.states || !args.hf_config.empty() || !args.names.empty()) {
-    throw UsageError("--states, --names and --hf-config go with output_dir, not with --peft");
+  const bool has_states = args.weights.states || args.weights.torch_optimizer;
+  if (has_states || !args.hf_config.empty() || !args.names.empty()) {
+    throw UsageError(
+        "--states, --torch-optimizer, --names and --hf-config go with output_dir, not with --peft");
   }
 }
 
@@ -307,7 +312,7 @@ int convert(const CLI::App& app, Arguments& args) {
   std::vector<std::filesystem::path> averaged;
   if (args.average) averaged = take_averaged(args);
   check_combinations(args);
-  args.source.optimizer_states = args.weights.states;
+  args.source.optimizer_states = args.weights.states || args.weights.torch_optimizer;
   if (!args.names.empty())
     args.weights.names = args.names == "hub" ? TensorNames::hub : TensorNames::module;
   args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/order_match.h"
 #include "checkpoint/shared_list.h"
 #include "checkpoint/tp_rule.h"
 #include "deepspeed/engine_wrapper.h"
@@ -103,6 +104,7 @@ TensorSource without_padding(const Param& param, const TensorSource& value);
 
 struct Layout;
 struct RunConfig;
+struct WeightsFile;
 struct TagFolder;
 
 // What is known of the run that wrote the checkpoint. Empty where the files do not say.
@@ -164,9 +166,8 @@ struct OpenOptions {
   std::vector<std::filesystem::path> roots = {};
   // Of several models the one of that name; see FindOptions.
   std::string model = {};
-  // The parameters of each group of the run that goes on, in its order: names for an optimizer of
-  // another framework that numbers them.
-  std::vector<std::vector<std::string>> group_names = {};
+  // Of the run that goes on: names for an optimizer of another framework that numbers them.
+  KnownOrder order = {};
   // Open the optimizer's states too, not only its masters.
   bool optimizer_states = false;
   // How slices of tensor-parallel ranks go together where the checkpoint does not say it, or not
@@ -351,6 +352,8 @@ class Checkpoint {
   // Of torch.distributed.checkpoint: `.metadata`, and all that tensors may lie in, also those of
   // states that were not asked for. None of others.
   const std::vector<DataFile>& data_files() const;
+  // Files of weights that tensors lie in. None of ZeRO's own checkpoints.
+  const std::vector<WeightsFile>& weights_files() const;
   // Patterns of universal_checkpoint_info that fit no parameter. Only with
   // OpenOptions::optimizer_states.
   const std::vector<std::string>& unused_patterns() const;
@@ -366,7 +369,7 @@ class Checkpoint {
   const std::vector<LostFile>& lost_files() const;
   const std::vector<IncompleteParam>& incomplete() const;
 
-  // All these files but the swap files and data files, and those of weights.
+  // All these files that are archives of torch, but the data files.
   std::vector<CheckpointFile> files() const;
 
  private:

@@ -301,8 +301,9 @@ class DcpReader {
     if (numbered_) {
       draft_.notes.emplace_back(
           "the optimizer numbers its parameters (optimizer.state_dict() as it is), so its states "
-          "are left out; reshard --like CHECKPOINT, of a run with the same groups, names them, and "
-          "so does get_optimizer_state_dict of torch.distributed.checkpoint.state_dict");
+          "are left out; --param-names FILE, or reshard --like CHECKPOINT, of a run with the same "
+          "groups, names them, and so does get_optimizer_state_dict of "
+          "torch.distributed.checkpoint.state_dict");
     }
   }
 
@@ -331,37 +332,39 @@ class DcpReader {
     return found == names_.end() ? name : found->second;
   }
 
-  // Numbers get the names that the groups have beside them, or else those of the groups of the run
-  // that goes on (OpenOptions::group_names), if these are as many.
+  // Numbers get the names that the groups have beside them, or else those of the run that goes on
+  // (OpenOptions::order).
   void name_params(const std::vector<std::vector<std::string>>& params,
                    const std::vector<std::vector<std::string>>& param_names) {
-    KeyedMap<std::string, std::string> model;
+    KeyedMap<std::string, const DcpKeys::Named*> model;
     for (const DcpKeys::Named& each : keys_.model()) {
-      model.emplace(without_wrappers(each.name), each.name);
+      model.emplace(without_wrappers(each.name), &each);
     }
     for (const std::vector<std::string>& group : params) {
       for (const std::string& name : group) {
         const auto found = model.find(without_wrappers(name));
-        if (found != model.end()) names_.emplace(name, found->second);
+        if (found != model.end()) names_.emplace(name, found->second->name);
       }
     }
     if (keys_.optimizer() == nullptr || !keys_.optimizer()->is_numbered()) return;
-    const auto is_as_many = [&](const std::vector<std::vector<std::string>>& names) {
-      return !params.empty() &&
-             std::equal(params.begin(), params.end(), names.begin(), names.end(),
-                        [](const auto& a, const auto& b) { return a.size() == b.size(); });
+    const auto shape_of = [&](const std::string& name) -> const Shape* {
+      const auto found = model.find(without_wrappers(name));
+      return found == model.end() ? nullptr : &found->second->entry.value->tensor->shape;
     };
-    const std::vector<std::vector<std::string>>* all[] = {&param_names, &draft_.group_names};
-    for (const auto* names : all) {
-      if (!is_as_many(*names)) continue;
-      for (size_t g = 0; g < params.size(); ++g) {
-        for (size_t i = 0; i < params[g].size(); ++i) {
-          const std::string& name = (*names)[g][i];
-          const auto found = model.find(without_wrappers(name));
-          names_[params[g][i]] = found == model.end() ? name : found->second;
-        }
-      }
-      break;
+    KeyedMap<std::string, Shape> state_shapes;
+    for (const DcpKeys::Named& state : states_) {
+      if (is_of_elements(state)) state_shapes.emplace(state.name, state.entry.value->tensor->shape);
+    }
+    const auto state_shape = [&](const std::string& number) {
+      const auto found = state_shapes.find(number);
+      return found == state_shapes.end() ? std::nullopt : std::optional(found->second);
+    };
+    auto names = names_of_numbers(params, {.groups = param_names}, shape_of, state_shape);
+    if (!names) names = names_of_numbers(params, draft_.order, shape_of, state_shape);
+    if (!names) return;
+    for (const auto& [number, name] : *names) {
+      const auto found = model.find(without_wrappers(name));
+      names_[number] = found == model.end() ? name : found->second->name;
     }
     for (DcpKeys::Named& state : states_) state.name = renamed(state.name);
   }

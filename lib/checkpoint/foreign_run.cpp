@@ -140,10 +140,7 @@ class ForeignRun {
 }  // namespace
 
 void read_for_deepspeed(CheckpointDraft& draft, const Checkpoint& values) {
-  if (!values.facts().states_assigned) {
-    throw UnsupportedError({.file = values.tag_folder().string()},
-                           "numbers the parameters of its optimizer instead of naming them");
-  }
+  if (!values.facts().states_assigned) throw unnamed_states(values.tag_folder());
   ForeignRun(draft, values).read();
 }
 

@@ -14,6 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/find/tag_folder.h"
 #include "checkpoint/shard.h"
+#include "checkpoint/weights_file.h"
 #include "deepspeed/run_config.h"
 
 namespace dsckpt {
@@ -23,13 +24,13 @@ struct CheckpointDraft {
   InputFiles& inputs;
   TagFolder folder = {};
   CheckpointFacts facts = {};
-  RunConfig run_config = {};                               // as open_model_shards() found it
-  bool optimizer_states = false;                           // whether they are asked for
-  std::vector<TpRule> tp_rules = {};                       // the user's
-  bool slices_apart = false;                               // OpenOptions::slices_apart
-  bool allow_missing = false;                              // OpenOptions::allow_missing
-  std::string model = {};                                  // OpenOptions::model
-  std::vector<std::vector<std::string>> group_names = {};  // OpenOptions::group_names
+  RunConfig run_config = {};          // as open_model_shards() found it
+  bool optimizer_states = false;      // whether they are asked for
+  std::vector<TpRule> tp_rules = {};  // the user's
+  bool slices_apart = false;          // OpenOptions::slices_apart
+  bool allow_missing = false;         // OpenOptions::allow_missing
+  std::string model = {};             // OpenOptions::model
+  KnownOrder order = {};              // OpenOptions::order
   std::vector<LostFile> lost_files = {};
   std::vector<FileId> lost_ids = {};  // the ids of their stand-ins, likewise
   std::vector<IncompleteParam> incomplete = {};
@@ -49,6 +50,7 @@ struct CheckpointDraft {
   std::vector<Shard> module_shards = {};  // Checkpoint::module_files
   std::vector<Shard> param_shards = {};   // of universal checkpoints: zero/NAME/*.pt
   std::vector<SwapFile> swap_files = {};  // of optimizers on NVMe
+  std::vector<WeightsFile> weights = {};  // Checkpoint::weights_files
   std::vector<DataFile> data_files = {};  // Checkpoint::data_files
   // Of values that lie in `data_files`, and of what was put together of such.
   std::vector<std::unique_ptr<TorchArchive>> item_archives = {};

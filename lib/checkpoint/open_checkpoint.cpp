@@ -131,20 +131,9 @@ struct Checkpoint::Impl {
   std::vector<CheckpointFile> optim_files;
   std::vector<CheckpointFile> module_files;
   std::vector<CheckpointFile> param_files;
-  std::vector<WeightsFile> weights;  // those with pickles, if it was opened from weights
-  std::vector<CheckpointFile> weights_files;
   std::shared_ptr<const Checkpoint> base;    // that the weights are given to
   std::shared_ptr<const Checkpoint> values;  // that it has, with those of states
   std::vector<AveragedCheckpoint> averaged;
-
-  // Of weights that were read: their tensors need no more.
-  void keep_files(Weights read) {
-    for (WeightsFile& file : std::move(read).take_files()) {
-      if (!file.archive) continue;
-      weights_files.push_back({file.path, file.archive.get()});
-      weights.push_back(std::move(file));
-    }
-  }
 
   // All of a checkpoint but its parameters, which are to get other weights.
   void take_run(const Impl& from) {
@@ -262,7 +251,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
   draft.allow_missing = options.allow_missing;
   draft.mp_rank = options.mp_rank;
   draft.model = options.model;
-  draft.group_names = options.group_names;
+  draft.order = options.order;
   for (const Layout* layout : layouts) {
     if (!layout->probe(draft)) continue;
     if (layout == &kUniversal) refuse_other_roots(draft.folder);
@@ -340,7 +329,7 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
   }
   const std::vector<std::string>& notes = weights.notes();
   impl->draft.notes.insert(impl->draft.notes.end(), notes.begin(), notes.end());
-  impl->keep_files(std::move(weights));
+  impl->draft.weights = std::move(weights).take_files();
   if (like != nullptr) {
     impl->model_files = like->model_files();
     impl->optim_files = like->optim_files();
@@ -361,7 +350,7 @@ Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Ch
       as_module_has(weights, path, names, base.get(), draft.notes);
   read_other_weights(draft, tensors, path.string(), names, *base);
   draft.notes.insert(draft.notes.end(), weights.notes().begin(), weights.notes().end());
-  impl->keep_files(std::move(weights));
+  draft.weights = std::move(weights).take_files();
   impl->base = std::move(base);
   impl->index_params();
   return Checkpoint(std::move(impl));
@@ -469,6 +458,9 @@ const std::vector<SwapFile>& Checkpoint::swap_files() const {
 const std::vector<DataFile>& Checkpoint::data_files() const {
   return impl_->draft.data_files;
 }
+const std::vector<WeightsFile>& Checkpoint::weights_files() const {
+  return impl_->draft.weights;
+}
 const std::vector<std::string>& Checkpoint::unused_patterns() const {
   return impl_->draft.unused_patterns;
 }
@@ -491,9 +483,11 @@ const std::vector<IncompleteParam>& Checkpoint::incomplete() const {
 
 std::vector<CheckpointFile> Checkpoint::files() const {
   std::vector<CheckpointFile> all = model_files();
-  const std::vector<CheckpointFile>& weights = impl_->weights_files;
-  for (const auto* files : {&optim_files(), &module_files(), &param_files(), &weights}) {
+  for (const auto* files : {&optim_files(), &module_files(), &param_files()}) {
     all.insert(all.end(), files->begin(), files->end());
+  }
+  for (const WeightsFile& file : weights_files()) {
+    if (file.archive) all.push_back({file.path, file.archive.get()});
   }
   return all;
 }

@@ -1,9 +1,13 @@
 #include "checkpoint/order_match.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <numeric>
 #include <utility>
+
+#include "base/text.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 
@@ -77,6 +81,48 @@ std::optional<std::vector<std::optional<size_t>>> assign_in_order(
     at = deals[at].before;
   }
   return numbers;
+}
+
+std::optional<KeyedMap<std::string, std::string>> names_of_numbers(
+    const std::vector<std::vector<std::string>>& groups, const KnownOrder& order,
+    const std::function<const Shape*(const std::string&)>& shape_of,
+    const std::function<std::optional<Shape>(const std::string&)>& state_shape) {
+  KeyedMap<std::string, std::string> names;
+  const bool are_as_many =
+      !groups.empty() &&
+      std::equal(groups.begin(), groups.end(), order.groups.begin(), order.groups.end(),
+                 [](const auto& a, const auto& b) { return a.size() == b.size(); });
+  if (are_as_many) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t i = 0; i < groups[g].size(); ++i) names[groups[g][i]] = order.groups[g][i];
+    }
+    return names;
+  }
+  std::vector<Shape> candidates;
+  for (const std::string& name : order.names) {
+    const Shape* shape = shape_of(name);
+    if (shape == nullptr) {
+      throw InconsistentError({.tensor = printable(name)},
+                              "is one of the names of --param-names, and the model has none such");
+    }
+    candidates.push_back(*shape);
+  }
+  std::vector<std::vector<OwnedIndex>> owned;
+  std::vector<std::string> keys;
+  for (const auto& group : groups) {
+    std::vector<OwnedIndex>& indices = owned.emplace_back();
+    for (const std::string& key : group) {
+      indices.push_back({keys.size(), state_shape(key)});
+      keys.push_back(key);
+    }
+  }
+  if (candidates.empty() || keys.size() > candidates.size()) return std::nullopt;
+  const auto assigned = assign_in_order(candidates, owned);
+  if (!assigned) return std::nullopt;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if ((*assigned)[i]) names[keys[*(*assigned)[i]]] = order.names[i];
+  }
+  return names;
 }
 
 }  // namespace dsckpt

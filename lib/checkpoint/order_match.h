@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "dsckpt/dtype.h"
 
 namespace dsckpt {
@@ -20,5 +23,21 @@ struct OwnedIndex {
 // more than one. torch/optim/optimizer.py state_dict numbers them so.
 std::optional<std::vector<std::optional<size_t>>> assign_in_order(
     const std::vector<Shape>& candidates, const std::vector<std::vector<OwnedIndex>>& groups);
+
+// What is known of the order in which an optimizer was given its parameters.
+struct KnownOrder {
+  std::vector<std::vector<std::string>> groups =
+      {};                               // names, by group, of a run with the same ones
+  std::vector<std::string> names = {};  // of the model, as named_parameters() has them
+};
+
+// The names of the parameters that an optimizer's groups have by numbers: those of `order.groups`
+// where these are as many, or else by the order of `order.names`; none where neither tells.
+// `shape_of` gives a parameter's shape, nullptr for none of the model; `state_shape` that of a
+// number's states, if it has any. Throws InconsistentError for a name that is none of the model.
+std::optional<KeyedMap<std::string, std::string>> names_of_numbers(
+    const std::vector<std::vector<std::string>>& groups, const KnownOrder& order,
+    const std::function<const Shape*(const std::string&)>& shape_of,
+    const std::function<std::optional<Shape>(const std::string&)>& state_shape);
 
 }  // namespace dsckpt

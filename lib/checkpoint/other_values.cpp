@@ -235,10 +235,7 @@ class OtherValues {
 }  // namespace
 
 void read_other_values(CheckpointDraft& draft, const Checkpoint& values, const Checkpoint& base) {
-  if (!values.facts().states_assigned) {
-    throw UnsupportedError({.file = values.tag_folder().string()},
-                           "numbers the parameters of its optimizer instead of naming them");
-  }
+  if (!values.facts().states_assigned) throw unnamed_states(values.tag_folder());
   OtherValues(draft, values, base).read();
 }
 

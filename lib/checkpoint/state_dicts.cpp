@@ -13,6 +13,7 @@
 #include "format/tensors_in.h"
 
 namespace dsckpt {
+namespace fs = std::filesystem;
 namespace {
 
 using pickle::Kind;
@@ -20,8 +21,9 @@ using pickle::Value;
 
 class StateDicts {
  public:
-  StateDicts(CheckpointDraft& draft, std::vector<ModelEntry> model, const OptimizerDict* optimizer)
-      : draft_(draft), model_(std::move(model)), optimizer_(optimizer) {}
+  StateDicts(CheckpointDraft& draft, std::vector<ModelEntry> model, const OptimizerDict* optimizer,
+             bool in_order)
+      : draft_(draft), model_(std::move(model)), optimizer_(optimizer), in_order_(in_order) {}
 
   void read() {
     draft_.facts.foreign = true;
@@ -37,8 +39,10 @@ class StateDicts {
     if (!is_assigned) {
       draft_.facts.states_assigned = false;
       draft_.notes.emplace_back(
-          "the optimizer numbers its parameters, and their order and shapes do not tell which is "
-          "which: its states are left out");
+          std::string("the optimizer numbers its parameters, and ") +
+          (in_order_ ? "their order and shapes do not tell which is which"
+                     : "files of safetensors do not keep the order that they had in the model") +
+          ": its states are left out");
     } else if (draft_.optimizer_states) {
       add_groups();
     }
@@ -104,7 +108,35 @@ class StateDicts {
                                 " that the optimizer has and the model has not:" + listed(unknown));
   }
 
+  // The user's order comes first: it is more than that of the file.
   bool number_params() {
+    KeyedMap<std::string_view, size_t> by_name;
+    for (size_t i = 0; i < model_.size(); ++i) by_name.emplace(model_[i].name, i);
+    std::vector<std::vector<std::string>> groups;
+    for (const OptimizerDict::Group& group : optimizer_->groups) groups.push_back(group.params);
+    const auto names = names_of_numbers(
+        groups, draft_.order,
+        [&](const std::string& name) {
+          const auto found = by_name.find(name);
+          return found == by_name.end() ? nullptr : &model_[found->second].value.shape();
+        },
+        [&](const std::string& number) {
+          const auto state = optimizer_->states.find(number);
+          return state == optimizer_->states.end() ? std::nullopt : state->second.shape;
+        });
+    if (!names) return draft_.order.names.empty() && in_order_ && number_by_model();
+    for (const auto& [number, name] : *names) {
+      const auto found = by_name.find(name);
+      if (found == by_name.end()) {
+        throw InconsistentError({.file = draft_.folder.path.string(), .tensor = printable(name)},
+                                "is in the groups of --like, and the model has none such");
+      }
+      key_[owner_[found->second]] = number;
+    }
+    return true;
+  }
+
+  bool number_by_model() {
     std::vector<size_t> candidates;
     std::vector<Shape> shapes;
     for (size_t i = 0; i < model_.size(); ++i) {
@@ -206,6 +238,7 @@ class StateDicts {
   CheckpointDraft& draft_;
   std::vector<ModelEntry> model_;
   const OptimizerDict* optimizer_;
+  bool in_order_;
   std::vector<size_t> owner_;     // of each entry, itself or the one that it is tied to
   std::vector<std::string> key_;  // of each entry in the optimizer; "" of what that has not
   KeyedMap<std::string, std::string> name_of_;  // by the optimizer's key
@@ -256,8 +289,16 @@ std::vector<OptimizerDict::Group> optimizer_groups(const TorchArchive& archive,
 }
 
 void read_state_dicts(CheckpointDraft& draft, std::vector<ModelEntry> model,
-                      const OptimizerDict* optimizer) {
-  StateDicts(draft, std::move(model), optimizer).read();
+                      const OptimizerDict* optimizer, bool in_order) {
+  StateDicts(draft, std::move(model), optimizer, in_order).read();
+}
+
+UnsupportedError unnamed_states(const fs::path& folder) {
+  return UnsupportedError({.file = folder.string()},
+                          "numbers the parameters of its optimizer instead of naming them")
+      .with_hint(
+          "--param-names FILE names them: `for name, _ in model.named_parameters(): print(name)`; "
+          "so does reshard --like CHECKPOINT, of a run with the same groups");
 }
 
 void refuse_foreign_options(const CheckpointDraft& draft, const std::string& what) {

@@ -2,6 +2,7 @@
 // not DeepSpeed's.
 #pragma once
 
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/layout.h"
+#include "dsckpt/error.h"
 #include "format/training_file.h"
 #include "plan/tensor_source.h"
 
@@ -45,11 +47,15 @@ std::vector<OptimizerDict::Group> optimizer_groups(const TorchArchive& archive,
 std::string optimizer_key(const pickle::Value& key);
 
 // Fills params, groups and facts. Parameters that the optimizer has by numbers get these by
-// `param_names`, or else by their order (order_match.h); where neither tells, the states are left
-// out with a note. Without an optimizer (nullptr) all floating tensors count as trained. Throws
-// InconsistentError for a name that the model has not.
+// `param_names`, or else by the order that the user knows (names_of_numbers), or that of `model` if
+// it is `in_order`, as a state_dict is and a file of safetensors not; where none tells, the states
+// are left out with a note. Without an optimizer (nullptr) all floating tensors count as trained.
+// Throws InconsistentError for a name that the model has not.
 void read_state_dicts(CheckpointDraft& draft, std::vector<ModelEntry> model,
-                      const OptimizerDict* optimizer);
+                      const OptimizerDict* optimizer, bool in_order = true);
+
+// For who needs the states of an optimizer that numbers its parameters; with the ways to name them.
+UnsupportedError unnamed_states(const std::filesystem::path& folder);
 
 // Whether a tensor is a buffer of torch's batch norm, by its name.
 bool is_batch_norms(std::string_view name);

@@ -1,7 +1,9 @@
-// One file of a whole training: the model's state_dict and the optimizer's, as torch's tutorials,
-// Lightning and many programs of their own save them.
+// A training without ranks: the model's state_dict and the optimizer's, in one file, as torch's
+// tutorials, Lightning and many programs of their own save them; or weights and an optimizer's file
+// beside them, as the Trainer and Accelerate save them on one GPU and with DDP.
 // Layout: LAYOUTS.md; source: lightning/pytorch/trainer/connectors/checkpoint_connector.py
-// dump_checkpoint, torch/optim/optimizer.py state_dict.
+// dump_checkpoint, torch/optim/optimizer.py state_dict, transformers/trainer.py
+// _save_optimizer_and_scheduler, accelerate/checkpointing.py save_accelerator_state.
 
 #include <optional>
 #include <string>
@@ -9,8 +11,10 @@
 #include <vector>
 
 #include "base/text.h"
+#include "checkpoint/hub_weights.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/state_dicts.h"
+#include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "format/rank_tensor.h"
 #include "format/tensors_in.h"
@@ -74,19 +78,53 @@ OptimizerDict optimizer_dict(const TorchArchive& archive, const Value& state_dic
 }
 
 bool probe_training(CheckpointDraft& draft) {
-  return !draft.folder.training_file.empty();
+  return !draft.folder.training.optimizer.empty();
+}
+
+const Shard& open_file(CheckpointDraft& draft, const std::filesystem::path& path) {
+  const FileId id = draft.inputs.add(path, path.parent_path());
+  draft.module_shards.push_back({.name = {.kind = ShardName::Kind::model_states},
+                                 .path = path,
+                                 .display = draft.inputs[id].display(),
+                                 .archive = TorchArchive::open(draft.inputs, id)});
+  return draft.module_shards.back();
+}
+
+// Names of the hub become the module's, which the optimizer has.
+void read_files(CheckpointDraft& draft) {
+  const TrainingPaths& paths = draft.folder.training;
+  const Shard& shard = open_file(draft, paths.optimizer);
+  const OptimizerDict optimizer = in_context({.file = shard.display}, [&] {
+    const TrainingFile file = training_file(shard.archive.root());
+    if (file.optimizers.size() == 1) {
+      return optimizer_dict(shard.archive, file.optimizers.front().dict);
+    }
+    throw InconsistentError({}, "has no optimizer's state_dict");
+  });
+  Weights weights = Weights::open(draft.inputs, paths.weights, {.of_model = true});
+  const WeightNames names{.as_module = true};
+  std::vector<ModelEntry> entries;
+  for (const WeightsTensor& tensor :
+       as_module_has(weights, paths.weights, names, nullptr, draft.notes)) {
+    const std::string& owner = tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
+    const bool has_elements = tensor.value.numel() > 0;
+    entries.push_back({tensor.name, tensor.value, has_elements ? owner : std::string()});
+  }
+  for (const OpaqueTensor& opaque : weights.unread()) draft.valueless.push_back(opaque.path);
+  draft.notes.insert(draft.notes.end(), weights.notes().begin(), weights.notes().end());
+  draft.weights = std::move(weights).take_files();
+  const bool in_order =
+      std::all_of(draft.weights.begin(), draft.weights.end(),
+                  [](const WeightsFile& file) { return file.archive != nullptr; });
+  read_state_dicts(draft, std::move(entries), &optimizer, in_order && draft.weights.size() == 1);
 }
 
 void read_training(CheckpointDraft& draft) {
-  refuse_foreign_options(draft, "a file of a whole training");
-  const FileId id =
-      draft.inputs.add(draft.folder.training_file, draft.folder.training_file.parent_path());
-  const std::string display = draft.inputs[id].display();
-  draft.module_shards.push_back({.name = {.kind = ShardName::Kind::model_states},
-                                 .path = draft.folder.training_file,
-                                 .display = display,
-                                 .archive = TorchArchive::open(draft.inputs, id)});
-  const TorchArchive& archive = draft.module_shards.back().archive;
+  refuse_foreign_options(draft, "a training without ranks");
+  if (draft.folder.training.weights != draft.folder.training.optimizer) return read_files(draft);
+  const Shard& shard = open_file(draft, draft.folder.training.optimizer);
+  const TorchArchive& archive = shard.archive;
+  const std::string& display = shard.display;
   in_context({.file = display}, [&] {
     const TrainingFile file = training_file(archive.root());
     const KeyedDict& model = chosen_model(draft.model, file, display);

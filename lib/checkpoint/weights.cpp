@@ -384,9 +384,12 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
 
 namespace {
 
-bool has_state(const fs::path& folder) {
+bool has_state(const fs::path& folder, Beside beside) {
   Folders folders;
-  return !states_in(folders, folder).empty();
+  const std::vector<SavedState> states = states_in(folders, folder);
+  return std::any_of(states.begin(), states.end(), [&](const SavedState& state) {
+    return state.kind != StateKind::training || beside == Beside::optimizer;
+  });
 }
 
 // Whether a file is one rank's part of tensors.
@@ -397,14 +400,14 @@ bool is_rank_file(const fs::path& path) {
 
 }  // namespace
 
-bool holds_only_weights(const fs::path& path, const std::string& tag) {
+bool holds_only_weights(const fs::path& path, const std::string& tag, Beside beside) {
   return tag.empty() && !is_latest(path) && Weights::probe(path) && !is_stored(path / "latest") &&
-         !is_stored(path / "latest_universal") && !has_state(path);
+         !is_stored(path / "latest_universal") && !has_state(path, beside);
 }
 
-bool is_weights_input(const fs::path& path, const std::string& tag) {
+bool is_weights_input(const fs::path& path, const std::string& tag, Beside beside) {
   std::error_code failed;
-  if (!fs::is_regular_file(path, failed)) return holds_only_weights(path, tag);
+  if (!fs::is_regular_file(path, failed)) return holds_only_weights(path, tag, beside);
   const std::string name = content_path(path).filename().string();
   constexpr std::array kEndings{".safetensors", ".bin", ".pt", ".pth", ".index.json"};
   return !parse_shard_name(name) &&

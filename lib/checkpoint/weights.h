@@ -11,9 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "format/safetensors.h"
+#include "checkpoint/weights_file.h"
 #include "format/tensors_in.h"
-#include "format/torch_archive.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
 
@@ -34,26 +33,22 @@ bool is_weights_name(const std::filesystem::path& path);
 // Throws IoError, and CorruptError for what is no index.
 WeightsIndex read_weights_index(const std::filesystem::path& path);
 
-// Whether `path` is no checkpoint but weights: a file, or a folder with weights that has neither
-// `latest` nor shards; people keep the model's own files beside a checkpoint. With a tag it is a
-// checkpoint.
-bool holds_only_weights(const std::filesystem::path& path, const std::string& tag);
+// What beside a folder's weights makes a checkpoint of them.
+enum class Beside : uint8_t {
+  shards,     // and `latest`: people keep the model's own files beside a checkpoint
+  optimizer,  // an optimizer's file too (StateKind::training), for who wants its states
+};
+// Whether `path` is no checkpoint but weights: a file, or a folder with weights that has nothing
+// else of a checkpoint. With a tag it is a checkpoint.
+bool holds_only_weights(const std::filesystem::path& path, const std::string& tag, Beside beside);
 // The same where a checkpoint is expected: a file has to have a name as weights have it, and shards
 // are none.
-bool is_weights_input(const std::filesystem::path& path, const std::string& tag);
+bool is_weights_input(const std::filesystem::path& path, const std::string& tag, Beside beside);
 
 // Files of `paths` that others of them name and that are not stored: of "model-00001-of-00003.x"
 // those of the other numbers, in the same folder. By path.
 std::vector<std::filesystem::path> missing_siblings(
     const std::vector<std::filesystem::path>& paths);
-
-// One file of weights, opened. Exactly one of the two is set.
-struct WeightsFile {
-  std::filesystem::path path;
-  FileId id = 0;
-  std::unique_ptr<TorchArchive> archive;
-  std::unique_ptr<SafetensorsFile> safetensors;
-};
 
 struct WeightsTensor {
   // The key of a state_dict; where dicts lie in dicts, the keys with dots between them.

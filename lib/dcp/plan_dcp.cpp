@@ -13,15 +13,18 @@
 #include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/find/saved_states.h"
+#include "checkpoint/weights.h"
 #include "dcp/dcp_writer.h"
-#include "dcp/hyper_parameters.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/dcp.h"
 #include "dsckpt/error.h"
 #include "job/cast.h"
+#include "job/hyper_parameters.h"
 #include "job/job_impl.h"
 #include "job/key_map.h"
+#include "job/neighbours.h"
 #include "job/next_step.h"
+#include "job/place.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -42,6 +45,7 @@ PresetKeys keys_of(DcpPreset preset) {
   switch (preset) {
     case DcpPreset::torch:
       return {.model = {"model"}, .optimizer = {"optim"}};
+    case DcpPreset::trainer:
     case DcpPreset::accelerate:  // accelerate/utils/fsdp_utils.py, constants.py
       return {.model_folder = std::string(kAccelerateModel) + "0",
               .optimizer_folder = std::string(kAccelerateOptimizer) + "0",
@@ -56,6 +60,9 @@ PresetKeys keys_of(DcpPreset preset) {
 }
 
 constexpr std::string_view kLightningFile = "meta.pt";
+// transformers/trainer.py SCHEDULER_NAME, TRAINER_STATE_NAME
+constexpr std::string_view kSchedule = "scheduler.pt";
+constexpr std::string_view kTrainerState = "trainer_state.json";
 constexpr const char* kWithoutOptimizer = "--weights-only leaves the optimizer out";
 // Below `deepspeed`, unless the program has saved something of that name.
 constexpr std::string_view kLossScale = "loss_scale";
@@ -94,7 +101,7 @@ bool is_of_the_engine(std::string_view key) {
 // "metadata_bytes", "files": [...], "bytes_read", "bytes_written"}
 class DcpReport : public JobReport {
  public:
-  DcpReport(DcpPreset preset, Program program) : preset_(preset), program_(program) {}
+  explicit DcpReport(DcpPreset preset) : preset_(preset) {}
 
   void add(DcpWriter::Contents contents) {
     tensors_.insert(tensors_.end(), contents.tensors.begin(), contents.tensors.end());
@@ -139,7 +146,9 @@ class DcpReport : public JobReport {
     const std::string folder = python_text(output.string());
     switch (preset_) {
       case DcpPreset::accelerate:
-        return going_on(program_ == Program::trainer ? program_ : Program::accelerate, output);
+        return going_on(Program::accelerate, output);
+      case DcpPreset::trainer:
+        return going_on(Program::trainer, output);
       case DcpPreset::torchtitan:
         return "--checkpoint.initial_load_path " + shell_word(output.string());
       case DcpPreset::lightning:
@@ -152,7 +161,6 @@ class DcpReport : public JobReport {
 
  private:
   DcpPreset preset_;
-  Program program_;
   std::vector<DcpWriter::Tensor> tensors_;
   uint64_t keys_ = 0;
   uint64_t chunks_ = 0;
@@ -168,7 +176,8 @@ DcpPath operator+(DcpPath path, DcpStep step) {
 class DcpPlanner {
  public:
   DcpPlanner(const Source& source, const DcpOptions& options)
-      : checkpoint_(*source->checkpoint),
+      : source_(source),
+        checkpoint_(*source->checkpoint),
         options_(options),
         keys_(keys_of(options.preset)),
         job_(job_of(source)),
@@ -182,14 +191,21 @@ class DcpPlanner {
     if (!options_.weights_only) {
       add_optimizer();
       add_run();
+      find_beside();
     }
-    DcpReport report(options_.preset, program_of(checkpoint_));
+    DcpReport report(options_.preset);
     report.add(std::move(model_).lay_out(plan_));
     if (!one_folder_ && has_optimizer_) report.add(std::move(optimizer_).lay_out(plan_));
     if (options_.preset == DcpPreset::lightning) lay_out_lightning_file();
+    lay_out_neighbours(*source_->inputs, beside_, plan_);
+    if (makes_schedule_) lay_out_schedule();
     set_plan(job_, plan_);
     job_.place.whole = true;
-    job_.place.is_ours = belongs_to_dcp;
+    job_.place.is_ours = [files = beside_](const fs::path& path) {
+      return belongs_to_dcp(path) || path == kSchedule ||
+             std::any_of(files.begin(), files.end(),
+                         [&](const Neighbour& file) { return file.destination == path; });
+    };
     job_.place.replaced = "a checkpoint of torch.distributed.checkpoint";
     job_.place.foreign = "does not belong to a checkpoint of torch.distributed.checkpoint";
     job_.what = counted(report.tensors(), "tensor") + " in " +
@@ -367,7 +383,9 @@ class DcpPlanner {
       for (const std::string& name : group.params) {
         keys.push_back(keys_.optimizer + ("param_groups." + name_of(name) + "." + option.key));
       }
-      optimizer_folder().add_value(std::move(keys), std::move(option.value));
+      TorchArchiveWriter writer;
+      writer.document().set_root(option.value(writer));
+      optimizer_folder().add_value(std::move(keys), std::move(writer).write());
     }
     TorchArchiveWriter writer;
     std::vector<Value> names;
@@ -415,6 +433,83 @@ class DcpPlanner {
     add_plain({DcpPath{"deepspeed", std::string(kLossScale)}}, *wrapper.archive, scale, model_);
   }
 
+  bool takes_files() const {
+    return options_.preset == DcpPreset::trainer || options_.preset == DcpPreset::accelerate;
+  }
+
+  // Whose folder has them comes along: of the Trainer and Accelerate, whose checkpoint it is.
+  void find_beside() {
+    std::error_code failed;
+    if (!fs::is_directory(source_->path, failed)) return;
+    const CheckpointFacts& facts = checkpoint_.facts();
+    const std::string tag = output_tag(checkpoint_);
+    Neighbours found =
+        find_neighbours({.named = source_->path,
+                         .tag_folder = facts.foreign ? source_->path : checkpoint_.tag_folder(),
+                         .tag = tag,
+                         .other_roots = checkpoint_.other_roots(),
+                         .follow_links = source_->options.follow_links},
+                        facts.mesh.dp, options_.dp);
+    std::vector<std::string> left_out;
+    for (Neighbour& file : found.files) {
+      const bool is_weights = is_weights_name(file.destination);
+      if (file.destination == kConverterScript) continue;
+      if (!takes_files() || is_weights || file.destination.starts_with(tag + "/")) {
+        left_out.push_back(printable(file.destination));
+      } else {
+        beside_.push_back(std::move(file));
+      }
+    }
+    if (!left_out.empty()) {
+      note("files beside the shards are left out: " + some_of(left_out) +
+           (takes_files() ? "" : "; --preset accelerate and trainer take those of these programs"));
+    }
+    if (takes_files()) job_.notes.insert(job_.notes.end(), found.notes.begin(), found.notes.end());
+    if (options_.preset == DcpPreset::trainer) check_trainers();
+  }
+
+  // Without a schedule the Trainer loads no optimizer either: _load_optimizer_and_scheduler.
+  void check_trainers() {
+    const auto has = [&](std::string_view name) {
+      return std::any_of(beside_.begin(), beside_.end(),
+                         [&](const Neighbour& file) { return file.destination == name; });
+    };
+    if (!has(kTrainerState)) {
+      throw UsageError(source_->path.string() + ": has no " + std::string(kTrainerState) +
+                       ", so the Trainer would not go on from what becomes of it")
+          .with_hint("give the folder checkpoint-N that it saved, or --preset accelerate");
+    }
+    makes_schedule_ = has_optimizer_ && !has(kSchedule);
+    if (makes_schedule_) {
+      note("there is no " + std::string(kSchedule) +
+           " (DeepSpeed had the schedule): one is made that goes on at step " +
+           std::to_string(checkpoint_.facts().global_steps.value_or(0)));
+    }
+  }
+
+  // torch/optim/lr_scheduler.py LambdaLR.state_dict: the functions are the program's.
+  void lay_out_schedule() {
+    TorchArchiveWriter writer;
+    pickle::Document& document = writer.document();
+    const Value root = document.dict();
+    const int64_t steps = checkpoint_.facts().global_steps.value_or(0);
+    std::vector<Value> first;
+    std::vector<Value> last;
+    for (const ParamGroup& group : checkpoint_.groups()) {
+      const GroupRates rates = rates_of(checkpoint_, group);
+      first.push_back(Document::real(rates.first));
+      last.push_back(Document::real(rates.now));
+    }
+    const std::vector<Value> none(checkpoint_.groups().size());
+    document.set_item(root, document.intern("base_lrs"), document.list(std::move(first)));
+    document.set_item(root, document.intern("last_epoch"), Document::integer(steps));
+    document.set_item(root, document.intern("_step_count"), Document::integer(steps + 1));
+    document.set_item(root, document.intern("_last_lr"), document.list(std::move(last)));
+    document.set_item(root, document.intern("lr_lambdas"), document.list(none));
+    document.set_root(root);
+    std::move(writer).lay_out(plan_, std::string(kSchedule));
+  }
+
   // Fabric takes a folder for a checkpoint of its own if this is there.
   void lay_out_lightning_file() {
     TorchArchiveWriter writer;
@@ -428,6 +523,7 @@ class DcpPlanner {
     std::move(writer).lay_out(plan_, std::string(kLightningFile));
   }
 
+  const Source& source_;
   const Checkpoint& checkpoint_;
   const DcpOptions& options_;
   PresetKeys keys_;
@@ -439,7 +535,9 @@ class DcpPlanner {
   bool has_optimizer_ = false;
   PlainData plain_;
   uint64_t options_of_groups_ = 0;
-  KeyedSet<std::string> noted_;                     // what note_once() was given
+  KeyedSet<std::string> noted_;  // what note_once() was given
+  std::vector<Neighbour> beside_;
+  bool makes_schedule_ = false;
   std::vector<std::pair<std::string, Value>> run_;  // what add_run() has added
   PlanBuilder plan_;
 };

@@ -28,6 +28,9 @@ struct SourceOptions {
   // Where several models were saved, such as an actor and its critic, or the models of one DCP
   // folder: the one of that name. Empty: there is one.
   std::string model = {};
+  // A file with the names of the model's parameters, one a line, in the order of
+  // model.named_parameters(): for optimizers of other frameworks that number them. Empty: none.
+  std::filesystem::path param_names = {};
   // Read the optimizer's states too. to-universal, reshard and strip to a resume need them.
   bool optimizer_states = false;
   // How slices of tensor-parallel ranks go together where the checkpoint does not say it:

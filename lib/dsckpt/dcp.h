@@ -18,6 +18,7 @@ enum class DcpPreset : uint8_t {
   accelerate,  // two folders, pytorch_model_fsdp_0/ with model.NAME, optimizer_0/ with
                // optimizer....
   torchtitan,  // NAME, and optimizer....
+  trainer,     // as Accelerate, with the files that the Trainer of transformers keeps beside
   lightning,   // model.NAME and optimizer...., and meta.pt, as Fabric has them
 };
 

@@ -55,6 +55,9 @@ struct WeightsOptions {
   // Write what the optimizer keeps of the parameters too, optimizer_states/STATE.safetensors. The
   // source has to be open with SourceOptions::optimizer_states.
   bool states = false;
+  // Write the optimizer's state_dict too, optimizer.pt, of all trained parameters, as torch's
+  // optimizers load it. The source has to be open likewise.
+  bool torch_optimizer = false;
   // A Hugging Face model folder whose configuration, tokenizer and processor files are copied
   // along. config.json then says what type most elements of the weights have.
   std::filesystem::path hf_config = {};

@@ -28,7 +28,8 @@ UsageError no_roots_of_weights(const fs::path& path) {
 }
 
 Contents Contents::open(InputFiles& inputs, const fs::path& path, const ContentsOptions& options) {
-  if (holds_only_weights(path, options.tag)) {
+  const Beside beside = options.states ? Beside::optimizer : Beside::shards;
+  if (holds_only_weights(path, options.tag, beside)) {
     Contents contents;
     if (!options.roots.empty()) throw no_roots_of_weights(path);
     contents.weights_ = std::make_unique<Weights>(Weights::open(inputs, path, {}));
@@ -107,7 +108,7 @@ void Contents::index_files() {
 
 const std::vector<WeightsFile>& Contents::weights_files() const {
   static const std::vector<WeightsFile> kNone;
-  return weights_ ? weights_->files() : kNone;
+  return weights_ ? weights_->files() : checkpoint_ ? checkpoint_->weights_files() : kNone;
 }
 
 const std::vector<std::string>& Contents::notes() const {

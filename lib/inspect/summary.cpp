@@ -116,6 +116,9 @@ void list_other_files(const Contents& contents, Summary& summary) {
   for (const SwapFile& file : contents.checkpoint()->swap_files()) {
     read.insert(file.path.lexically_normal().string());
   }
+  for (const WeightsFile& file : contents.weights_files()) {
+    read.insert(file.path.lexically_normal().string());
+  }
   for (const DataFile& file : contents.checkpoint()->data_files()) {
     read.insert(file.path.lexically_normal().string());
   }

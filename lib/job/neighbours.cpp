@@ -9,7 +9,9 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/find/rank_name.h"
 #include "checkpoint/find/saved_states.h"
+#include "checkpoint/weights.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/dtype.h"
 #include "dsckpt/error.h"
@@ -107,14 +109,16 @@ class Finder {
       folders_.push_back(root);
       if (is_stored(root.parent_path() / "latest")) folders_.push_back(root.parent_path());
     }
-    if (!fs::equivalent(place_.named, place_.tag_folder, ignored)) {
+    own_states_ = states_of_others(place_.named);
+    const bool is_tags = fs::equivalent(place_.named, place_.tag_folder, ignored);
+    if (!is_tags || !own_states_.empty()) {
       add_named_folder(place_.named);
       for (const fs::path& root : place_.other_roots) {
         if (is_stored(root.parent_path() / "latest")) add_named_folder(root.parent_path());
       }
       if (!same_run_) add_all_random_states();
     }
-    add_tag_folder(place_.tag_folder);
+    if (!is_tags || own_states_.empty()) add_tag_folder(place_.tag_folder);
     for (const fs::path& root : place_.other_roots) add_tag_folder(root);
     std::sort(result_.files.begin(), result_.files.end(),
               [](const Neighbour& a, const Neighbour& b) { return a.destination < b.destination; });
@@ -177,9 +181,31 @@ class Finder {
                        [&](const fs::path& root) { return fs::equivalent(path, root, ignored); });
   }
 
+  // Those that are no shards of ZeRO.
+  static std::vector<SavedState> states_of_others(const fs::path& folder) {
+    Folders folders;
+    std::vector<SavedState> states = states_in(folders, folder);
+    std::erase_if(states, [](const SavedState& state) {
+      return state.kind == StateKind::zero || state.kind == StateKind::universal;
+    });
+    return states;
+  }
+
+  // Whether a file of the named folder is one of another framework's checkpoint.
+  bool is_of_state(const fs::path& path) const {
+    if (own_states_.empty()) return false;
+    const auto rank = parse_rank_name(path.filename().string());
+    return is_shard(path) || is_weights_name(path) ||
+           std::any_of(own_states_.begin(), own_states_.end(), [&](const SavedState& state) {
+             return path == state.training.optimizer || path == state.training.weights ||
+                    (state.kind == StateKind::rank_files && rank && rank->ranks);
+           });
+  }
+
   void add_named_folder(const fs::path& named) {
     for (const fs::path& path : list(named)) {
       const std::string name = path.filename().string();
+      if (is_of_state(path)) continue;
       if (name == "latest" || name == "latest_universal" || name.starts_with(kStagingPrefix))
         continue;
       if (is_folder(path)) {
@@ -272,7 +298,8 @@ class Finder {
 
   const CheckpointPlace& place_;
   bool same_run_;
-  std::vector<fs::path> folders_;  // of the checkpoint
+  std::vector<fs::path> folders_;       // of the checkpoint
+  std::vector<SavedState> own_states_;  // of other frameworks, in the named folder
   uint32_t old_ranks_ = 0;
   uint32_t new_ranks_ = 0;
   Neighbours result_;

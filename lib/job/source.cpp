@@ -8,8 +8,10 @@
 #include <system_error>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/text.h"
 #include "checkpoint/find/tag_folder.h"
+#include "checkpoint/state_dicts.h"
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "format/read_tensor.h"
@@ -30,6 +32,27 @@ void refuse_weights_options(const SourceOptions& options) {
   }
 }
 
+// A name a line.
+std::vector<std::string> read_param_names(const fs::path& path) {
+  const InputFile file(path);
+  const std::vector<std::byte> bytes = file.read(0, file.size());
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (std::string_view rest = as_text(bytes); !rest.empty();) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.empty()) continue;
+    names.emplace_back(line);
+    if (seen.insert(names.back()).second) continue;
+    throw UsageError("--param-names: " + path.string() + " has '" + printable(names.back()) +
+                     "' twice");
+  }
+  if (names.empty()) throw UsageError("--param-names: " + path.string() + " is empty");
+  return names;
+}
+
 OpenOptions open_options(const SourceOptions& options) {
   OpenOptions open{.tag = options.tag,
                    .roots = options.roots,
@@ -38,6 +61,7 @@ OpenOptions open_options(const SourceOptions& options) {
                    .slices_apart = options.slices_apart,
                    .allow_missing = options.allow_missing};
   for (const std::string& rule : options.tp_rules) open.tp_rules.push_back(TpRule::parse(rule));
+  if (!options.param_names.empty()) open.order.names = read_param_names(options.param_names);
   return open;
 }
 
@@ -54,7 +78,7 @@ void check_weights_from(const SourceOptions& options, const fs::path& path, bool
   if (!fs::exists(stored_path(options.weights_from).value_or(options.weights_from), failed)) {
     throw UsageError("--weights-from: " + options.weights_from.string() + " is not there");
   }
-  if (is_weights_input(options.weights_from, "")) return;
+  if (is_weights_input(options.weights_from, "", Beside::shards)) return;
   throw UsageError("--weights-from: " + options.weights_from.string() +
                    " holds no weights, a folder of Hugging Face, a .safetensors or a .bin file")
       .with_hint("of checkpoints, zero-to-fp32 makes weights, with --average the mean of several");
@@ -99,13 +123,14 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
   impl->inputs = std::make_shared<InputFiles>();
   impl->inputs->watch(options.progress);
   OpenOptions open = open_options(options);
-  const bool is_weights = options.weights && is_weights_input(path, options.tag);
+  const Beside beside = options.optimizer_states ? Beside::optimizer : Beside::shards;
+  const bool is_weights = options.weights && is_weights_input(path, options.tag, beside);
   check_weights_from(options, path, is_weights);
   if (!is_weights && options.weights_from.empty()) refuse_weights_options(options);
   if (!options.like.empty()) {
     impl->like = std::make_shared<const Checkpoint>(
         Checkpoint::open(*impl->inputs, options.like, {.tag = {}, .optimizer_states = true}));
-    for (const ParamGroup& group : impl->like->groups()) open.group_names.push_back(group.params);
+    for (const ParamGroup& group : impl->like->groups()) open.order.groups.push_back(group.params);
   }
   const WeightNames names{.strip_prefix = options.strip_prefix,
                           .add_prefix = options.add_prefix,
@@ -260,7 +285,7 @@ Source Source::open_average(const std::vector<fs::path>& paths, const SourceOpti
   std::set<fs::path> folders;
   for (size_t i = 0; i < all.size(); ++i) {
     auto checkpoint = std::make_shared<const Checkpoint>(
-        is_weights_input(all[i], options.tag)
+        is_weights_input(all[i], options.tag, Beside::shards)
             ? Checkpoint::from_weights(*impl->inputs, all[i], {.model = options.model})
             : Checkpoint::open(*impl->inputs, all[i], open_options(options)));
     if (!folders.insert(fs::weakly_canonical(checkpoint->tag_folder())).second) {
@@ -402,11 +427,7 @@ UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
                             "was stripped to its weights by ckpt-pack strip: it has no optimizer "
                             "states");
   }
-  if (checkpoint.model_files().empty()) {
-    return UnsupportedError({.file = checkpoint.tag_folder().string()},
-                            "has optimizer states by the numbers of parameters, not their names")
-        .with_hint("reshard --like CHECKPOINT, of a run with the same groups, names them");
-  }
+  if (checkpoint.model_files().empty()) return unnamed_states(checkpoint.tag_folder());
   if (!checkpoint.facts().has_masters) {
     return UnsupportedError({.file = checkpoint.tag_folder().string()},
                             "has the 16-bit weights alone: this engine saved neither fp32 masters "

@@ -248,14 +248,17 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
                     const std::string& config_path, PlanBuilder& plan, Job::Impl& job) {
   const Checkpoint& checkpoint = *source->checkpoint;
   Neighbours beside;
-  // What lies beside weights is of no training, and beside another framework's files of another.
-  if (!checkpoint.facts().from_weights && !checkpoint.facts().has_given_states) {
+  // What lies beside weights is of no training. The states decide whose goes on.
+  const CheckpointFacts& facts = checkpoint.facts();
+  std::error_code failed;
+  if (!facts.from_weights && fs::is_directory(source->path, failed)) {
+    const bool is_others = facts.has_given_states;
     beside = find_neighbours({.named = source->path,
-                              .tag_folder = checkpoint.tag_folder(),
+                              .tag_folder = is_others ? source->path : checkpoint.tag_folder(),
                               .tag = report.tag,
                               .other_roots = checkpoint.other_roots(),
                               .follow_links = source->options.follow_links},
-                             checkpoint.facts().mesh.dp, report.target.dp);
+                             facts.mesh.dp, report.target.dp);
   }
   const size_t left_out = std::erase_if(beside.files, [&](const Neighbour& file) {
     return !config_path.empty() && fs::path(file.destination).begin()->string() == config_path;

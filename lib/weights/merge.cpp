@@ -90,8 +90,9 @@ BaseTensors base_of_checkpoint(const Checkpoint& checkpoint,
 
 BaseTensors base_of_weights(InputFiles& inputs, const fs::path& path,
                             std::vector<std::string>& notes) {
-  const Checkpoint weights = is_weights_input(path, "") ? Checkpoint::from_weights(inputs, path)
-                                                        : Checkpoint::open(inputs, path);
+  const Checkpoint weights = is_weights_input(path, "", Beside::shards)
+                                 ? Checkpoint::from_weights(inputs, path)
+                                 : Checkpoint::open(inputs, path);
   BaseTensors base{.display = path.string(), .valueless = weights.valueless()};
   for (const std::string& note : weights.notes()) notes.push_back(path.string() + ": " + note);
   for (const Param& param : weights.params()) {
@@ -606,9 +607,9 @@ LoraSettings settings_for(const Checkpoint& checkpoint, const TrainedParts& part
 Job plan_merge(const Source& source, const WeightsOptions& weights, const MergeOptions& options) {
   const Checkpoint& checkpoint = *source->checkpoint;
   const bool own_base = options.base.empty();
-  if (weights.states || weights.exclude_frozen_parameters) {
+  if (weights.states || weights.torch_optimizer || weights.exclude_frozen_parameters) {
     throw UsageError(
-        "--merge writes whole weights, without --states and "
+        "--merge writes whole weights, without --states, --torch-optimizer and "
         "--exclude-frozen-parameters");
   }
   if (!checkpoint.averaged().empty()) {

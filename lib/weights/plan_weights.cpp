@@ -8,6 +8,7 @@
 #include "weights/companions.h"
 #include "weights/selection.h"
 #include "weights/state_files.h"
+#include "weights/torch_optimizer_file.h"
 #include "weights/weights_format.h"
 #include "weights/weights_report.h"
 
@@ -54,6 +55,7 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   if (options.states) {
     states = lay_out_states(plan, checkpoint, chosen, options.max_shard_size, job.notes);
   }
+  if (options.torch_optimizer) lay_out_torch_optimizer(plan, checkpoint, job.notes);
   set_plan(job, plan);
   refuse_other_weights(job);
 

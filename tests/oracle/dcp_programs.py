@@ -150,12 +150,9 @@ def trainer(rank, scratch):
     checkpoint = scratch / "first" / f"checkpoint-{STEPS}"
     dist.barrier()
     if rank == 0:
-        back = there_and_back(checkpoint, scratch, 3)
-        for name in ("pytorch_model_fsdp_0", "optimizer_0"):
-            shutil.rmtree(checkpoint / name)
-            shutil.move(back / name, checkpoint / name)
+        there_and_back(checkpoint, scratch, 3, "trainer")
     dist.barrier()
-    again = train(2, scratch / "again", str(checkpoint))
+    again = train(2, scratch / "again", str(scratch / "back"))
     return {"compared": len(first.begin), "wrong": wrong_in(again.begin, first.begin), "expected": first.losses,
             "losses": again.losses}
 

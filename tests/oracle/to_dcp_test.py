@@ -2,6 +2,7 @@
 
 By default some cases; DSCKPT_CASES, a regular expression, chooses others, and an empty one takes all.
 """
+import json
 import math
 import os
 import pathlib
@@ -240,6 +241,44 @@ class ToDcp(OracleTest):
                     for key, value in wanted.items():
                         truth = states_of(case)[name, "exp_avg"] if key.endswith("exp_avg") else case.truth()[name]
                         self.assertTrue(same_bits(value, truth), (preset, key))
+
+    def test_the_trainers_files_come_along(self):
+        """Its checkpoint is whole, and without a schedule it would load no optimizer."""
+        case = case_named("hf_trainer_llama_z3_bf16_w2")
+        with self.each_case(case) as scratch:
+            given = pathlib.Path(case.load_dir)
+            folder = pathlib.Path(self.run_well("to-dcp", scratch / "to", given, scratch / "to", "--dp", "3",
+                                                "--preset", "trainer"))
+            for name in ("trainer_state.json", "config.json", "rng_state_0.pth", "rng_state_1.pth"):
+                self.assertEqual((folder / name).read_bytes(), (given / name).read_bytes())
+            self.assertFalse((folder / "latest").exists())
+            step = json.loads((given / "trainer_state.json").read_text())["global_step"]
+            state = torch.load(folder / "scheduler.pt", weights_only=True)
+            optim = {"param_groups": {0: {"lr": 0.0, "initial_lr": 0.0}}}
+            dcp.load({"optimizer": optim}, checkpoint_id=folder / "optimizer_0")
+            group = optim["param_groups"][0]
+            optimizer = torch.optim.AdamW([torch.zeros(2, requires_grad=True)], lr=1.0)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5 ** epoch)
+            schedule.load_state_dict(state)
+            self.assertEqual((schedule.last_epoch, schedule.base_lrs, schedule.get_last_lr()),
+                             (step, [group["initial_lr"]], [group["lr"]]))
+            optimizer.step()
+            schedule.step()
+            self.assertEqual(schedule.get_last_lr(), [group["initial_lr"] * 0.5 ** (step + 1)])
+            # And back: the files are those of the run, whichever framework's the checkpoint is.
+            config = scratch / "ds.json"
+            config.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+            back = pathlib.Path(self.run_well("reshard", scratch / "back", folder, scratch / "back", "--dp", "1",
+                                              "--ds-config", config))
+            for name in ("trainer_state.json", "config.json", "scheduler.pt"):
+                self.assertEqual((back / name).read_bytes(), (folder / name).read_bytes())
+            self.assertFalse((back / "optimizer_0").exists())
+
+    def test_another_programs_run_is_none_of_the_trainer(self):
+        ran = run_tool("to-dcp", case_named("z2_bf16_w2").load_dir, "out", "--dp", "2", "--preset", "trainer")
+        self.assertEqual(ran.returncode, 2, ran.stderr)
+        self.assertIn("trainer_state.json", ran.stderr)
+        self.assertIn("--preset accelerate", ran.stderr)
 
     def test_a_run_that_is_split_is_refused_with_a_way_out(self):
         folder = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "model_parallel/pp2_dp2_z1_bf16"

@@ -98,9 +98,15 @@ bool has_same_params(const SavedState& a, const SavedState& b) {
                     });
 }
 
+// Of several models in a folder, which: by the names of its files there.
+fs::path model_in_folder(const SavedState& state) {
+  const fs::path& metadata = state.dcp_metadata.empty() ? fs::path() : state.dcp_metadata.front();
+  return metadata.lexically_relative(state.folder) / state.rank_name.first / state.model;
+}
+
 bool is_same_state(const SavedState& a, const SavedState& b) {
   return a.damage.empty() && b.damage.empty() && a.kind == b.kind && a.step == b.step &&
-         has_same_params(a, b);
+         model_in_folder(a) == model_in_folder(b) && has_same_params(a, b);
 }
 
 // A Universal Checkpoint of a state whose shards are there.

@@ -116,6 +116,61 @@ void add_rank_files(Folders& folders, const fs::path& folder, std::vector<SavedS
   }
 }
 
+// Of the optimizers that the Trainer (trainer.py OPTIMIZER_NAME) and Accelerate
+// (constants.py OPTIMIZER_NAME) save without ranks, what is behind the name: Accelerate's further
+// ones have numbers.
+std::optional<std::string> optimizer_number(std::string_view name) {
+  constexpr std::string_view kFront = "optimizer";
+  if (name == "optimizer.pt") return "";
+  if (!name.starts_with(kFront) || !name.ends_with(".bin")) return std::nullopt;
+  const std::string_view number = name.substr(kFront.size(), name.size() - kFront.size() - 4);
+  if (number.empty() || (number.front() == '_' && is_digits(number.substr(1)))) {
+    return std::string(number);
+  }
+  return std::nullopt;
+}
+
+// The weights of a model of that number: a file, or the folder where an index or the names of
+// several say which.
+std::optional<fs::path> weights_beside(const ListedFolder& folder, const std::string& number) {
+  for (const char* stem : {"model", "pytorch_model", "pytorch_model_fsdp"}) {
+    for (const char* suffix : {".safetensors", ".bin"}) {
+      const std::string front = stem + number;
+      if (folder.has_file(front + suffix)) return folder.path / (front + suffix);
+      if (folder.has_file(front + suffix + ".index.json")) {
+        return folder.path / (front + suffix + ".index.json");
+      }
+      const bool is_numbered =
+          std::any_of(folder.files.begin(), folder.files.end(), [&](const fs::path& file) {
+            const std::string name = file.filename().string();
+            return name.starts_with(front + "-") && name.ends_with(suffix) &&
+                   name.find("-of-") != name.npos;
+          });
+      if (is_numbered) return folder.path;
+    }
+  }
+  return std::nullopt;
+}
+
+void add_trainings(Folders& folders, const fs::path& folder, std::vector<SavedState>& states) {
+  const ListedFolder& listed = folders[folder];
+  const size_t before = states.size();
+  for (const fs::path& file : listed.files) {
+    const auto number = optimizer_number(file.filename().string());
+    const auto weights = number ? weights_beside(listed, *number) : std::nullopt;
+    if (!weights) continue;
+    SavedState state{.kind = StateKind::training, .folder = folder, .named = folder};
+    state.tag = name_of(folder);
+    state.training = {*weights, file};
+    states.push_back(std::move(state));
+  }
+  if (states.size() < before + 2) return;
+  for (size_t i = before; i < states.size(); ++i) {
+    const std::string name = states[i].training.weights.filename().string();
+    states[i].model = name.substr(0, name.find('.'));
+  }
+}
+
 // Those below a folder that is none itself.
 class Search {
  public:
@@ -189,6 +244,8 @@ std::string_view to_string(StateKind kind) {
       return "DCP";
     case StateKind::rank_files:
       return "rank files";
+    case StateKind::training:
+      return "weights and optimizer";
   }
   return "";
 }
@@ -197,6 +254,7 @@ fs::path SavedState::below(const fs::path& above) const {
   // A tag in `above` itself is told by its own name; Accelerate's models have a folder each.
   fs::path own = is_latest && named != above ? named : folder;
   if (kind == StateKind::dcp && !dcp_metadata.empty()) own = dcp_metadata.front().parent_path();
+  if (!model.empty()) own /= model;
   fs::path relative = own.lexically_relative(above);
   return relative.empty() ? own : relative;
 }
@@ -206,6 +264,7 @@ std::vector<SavedState> states_in(Folders& folders, const fs::path& folder) {
   add_shards(folders, folder, states);
   add_dcp(folders, folder, states);
   add_rank_files(folders, folder, states);
+  add_trainings(folders, folder, states);
   return states;
 }
 

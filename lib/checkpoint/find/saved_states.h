@@ -19,8 +19,16 @@ enum class StateKind : uint8_t {
   universal,   // a Universal Checkpoint
   dcp,         // torch.distributed.checkpoint
   rank_files,  // one rank's state_dict of DTensor or ShardedTensor in each file
+  training,    // weights, and the optimizer's state_dict in a file beside them
 };
 std::string_view to_string(StateKind kind);
+
+// The files of a training without ranks. One of both, or the weights' as Weights::open takes them
+// (a file, an index, a folder) and the optimizer's.
+struct TrainingPaths {
+  std::filesystem::path weights = {};
+  std::filesystem::path optimizer = {};
+};
 
 // One state of one model. Of one folder, or of Accelerate's two of DCP.
 struct SavedState {
@@ -34,6 +42,9 @@ struct SavedState {
   std::vector<std::filesystem::path> dcp_metadata = {};
   // Of rank_files: what the files of its model are called before and behind the rank's number.
   std::pair<std::string, std::string> rank_name = {};
+  // Of training.
+  TrainingPaths training = {};
+  std::string model = {};  // of several in the folder what the file of its weights is called
 
   // What tells it from the others: a path below `above`.
   std::filesystem::path below(const std::filesystem::path& above) const;
@@ -65,8 +76,9 @@ std::string tag_named_by(const std::filesystem::path& latest);
 std::vector<SavedState> find_states(Folders& folders, const std::filesystem::path& path);
 
 // Reads `step` and `params` of the files that have them: one of model states (global_steps), the
-// `.metadata` and the steps of a few parameters of DCP, one rank's files; a trainer_state.json
-// beside them where these say no step. Files that cannot be read are `damage`.
+// `.metadata` and the steps of a few parameters of DCP, one rank's files, an optimizer's numbers
+// and shapes of a training; a trainer_state.json beside them where these say no step. Files that
+// cannot be read are `damage`.
 void look_into(Folders& folders, SavedState& state);
 
 // Whether the file, of one rank by its name, has DTensors or ShardedTensors in its state_dict.

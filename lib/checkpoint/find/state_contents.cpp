@@ -124,6 +124,41 @@ void look_into_dcp(SavedState& state) {
   }
 }
 
+// An optimizer's state_dict: how often it stepped.
+void raise_steps(SavedState& state, const TorchArchive& optimizer) {
+  const Value states = optimizer.root().find_or_none("state");
+  if (!states.is_mapping()) return;
+  size_t steps = 0;
+  for (const auto& [key, value] : states.as_dict().items) {
+    if (++steps > kStepsRead) break;
+    const Value step = value.find_or_none("step");
+    if (!step.is_none()) raise_step(state.step, optimizer.scalar(step));
+  }
+}
+
+// The weights' names need not be opened: the optimizer has as many parameters of the same shapes.
+void look_into_training(SavedState& state) {
+  InputFiles inputs;
+  const TorchArchive archive = TorchArchive::open(inputs, inputs.add(state.training.optimizer));
+  if (training_file(archive.root()).optimizers.empty()) {
+    throw InconsistentError({.file = shown_path(state.training.optimizer)},
+                            "has no optimizer's state_dict");
+  }
+  raise_steps(state, archive);
+  const Value states = archive.root().find_or_none("state");
+  if (!states.is_mapping()) return;
+  for (const auto& [key, value] : states.as_dict().items) {
+    if (!value.is_mapping()) continue;
+    const std::string param =
+        key.is(Kind::string) ? std::string(key.as_string()) : std::to_string(key.as_int());
+    Params own;
+    add_params(archive, value, own);
+    for (auto& [name, shape] : own) {
+      if (name != "step") state.params.emplace_back(param + " " + name, std::move(shape));
+    }
+  }
+}
+
 void look_into_rank_files(SavedState& state) {
   InputFiles inputs;
   const RankName model{.front = state.rank_name.first, .back = state.rank_name.second};
@@ -137,15 +172,7 @@ void look_into_rank_files(SavedState& state) {
   }
   const std::string optimizer = model.sibling("optim");
   if (optimizer.empty() || !is_stored(state.folder / optimizer)) return;
-  const TorchArchive other = TorchArchive::open(inputs, inputs.add(state.folder / optimizer));
-  const Value states = other.root().find_or_none("state");
-  if (!states.is_mapping()) return;
-  size_t steps = 0;
-  for (const auto& [key, value] : states.as_dict().items) {
-    if (++steps > kStepsRead) break;
-    const Value step = value.find_or_none("step");
-    if (!step.is_none()) raise_step(state.step, other.scalar(step));
-  }
+  raise_steps(state, TorchArchive::open(inputs, inputs.add(state.folder / optimizer)));
 }
 
 }  // namespace
@@ -204,6 +231,9 @@ void look_into(Folders& folders, SavedState& state) {
         break;
       case StateKind::rank_files:
         look_into_rank_files(state);
+        break;
+      case StateKind::training:
+        look_into_training(state);
         break;
     }
     if (!state.step) state.step = trainer_step(state);

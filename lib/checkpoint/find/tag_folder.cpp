@@ -305,7 +305,7 @@ class Finder {
   Finder(const FindOptions& options) : options_(options), tag_(options.tag) {}
 
   TagFolder find(const fs::path& given) {
-    if (is_training_file(given)) return of_training(given);
+    if (is_training_file(given) && !is_beside_weights(given)) return of_training(given);
     take_path(given);
     std::vector<SavedState> states = states_asked_for();
     if (states.empty() && !options_.roots.empty()) states = states_by_roots();
@@ -320,6 +320,14 @@ class Finder {
   }
 
  private:
+  bool is_beside_weights(const fs::path& file) {
+    const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+    const std::vector<SavedState> states = states_in(folders_, with_name(folder));
+    return std::any_of(states.begin(), states.end(), [&](const SavedState& state) {
+      return state.training.optimizer.filename() == content_path(file).filename();
+    });
+  }
+
   TagFolder of_training(const fs::path& file) const {
     if (!tag_.empty() || !options_.roots.empty()) {
       throw UsageError(file.string() + ": is one file, which has neither tags nor other roots");
@@ -327,7 +335,7 @@ class Finder {
     TagFolder folder;
     folder.path = file.parent_path().empty() ? fs::path(".") : file.parent_path();
     folder.tag = content_path(file).stem().string();
-    folder.training_file = file;
+    folder.training = {file, file};
     folder.named = file;
     return folder;
   }
@@ -352,6 +360,9 @@ class Finder {
       if (tag_.empty()) tag_ = tag_named_by(file);
     } else if (parse_rank_name(name)) {
       of_file_ = {StateKind::rank_files};
+    } else if (is_training_file(file)) {
+      of_file_ = {StateKind::training};
+      optimizer_ = path_ / name;
     } else {
       throw InconsistentError({.file = shown_path(file)}, "is a file; a checkpoint is a folder")
           .with_hint(is_archive(name) ? "unpack it first; what is in an archive is not read"
@@ -362,8 +373,9 @@ class Finder {
   std::vector<SavedState> states_asked_for() {
     if (!of_file_.empty() && tag_.empty()) {
       std::vector<SavedState> states = states_in(folders_, path_);
-      std::erase_if(states,
-                    [&](const SavedState& state) { return !of_file_.contains(state.kind); });
+      std::erase_if(states, [&](const SavedState& state) {
+        return !of_file_.contains(state.kind) || state.training.optimizer != optimizer_;
+      });
       return states;
     }
     return tag_.empty() ? find_states(folders_, path_) : states_of_tag();
@@ -477,6 +489,11 @@ class Finder {
     }
     folder.dcp_metadata = state.dcp_metadata;
     folder.rank_name = state.rank_name;
+    folder.training = state.training;
+    if (state.kind == StateKind::training && !options_.roots.empty()) {
+      throw UsageError(folder.path.string() +
+                       ": is a training without ranks, which has no other roots");
+    }
     for (const SavedState& older : choice.older) {
       folder.older.push_back(older.is_latest ? older.named : older.folder);
     }
@@ -515,6 +532,7 @@ class Finder {
   fs::path path_;  // that a user means
   fs::path top_;   // that the states are below
   std::set<StateKind> of_file_;
+  fs::path optimizer_;                  // of a training, where its file was given
   std::optional<fs::path> first_root_;  // that has the `.metadata`
   fs::path given_;                      // in its place
 };

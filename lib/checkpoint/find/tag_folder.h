@@ -30,8 +30,8 @@ struct TagFolder {
   std::vector<std::filesystem::path> dcp_metadata = {};
   // Instead of both: what the files of each rank's state_dict are called (SavedState::rank_name).
   std::pair<std::string, std::string> rank_name = {};
-  // Instead of these: a file of a whole training (training_file.h).
-  std::filesystem::path training_file = {};
+  // Instead of these: a training without ranks.
+  TrainingPaths training = {};
   // Further folders of the same tag, on other disks, whose files count, too.
   std::vector<std::filesystem::path> other_roots = {};
   // What find_tag_folder() was given, or the folder that was meant by it.

@@ -142,6 +142,7 @@ void add_universal_files(Verification& v) {
 }
 
 // Those that the index names, as far as they are there; without an index that can be read, all.
+// With the optimizer's beside them.
 void add_weights_files(Verification& v, const fs::path& folder) {
   std::vector<fs::path> paths = find_weights(folder);
   if (paths.size() == 1 && is_weights_index(paths.front())) {
@@ -160,6 +161,10 @@ void add_weights_files(Verification& v, const fs::path& folder) {
     for (const std::string& name : names) {
       if (is_stored(folder / name)) paths.push_back(folder / name);
     }
+  }
+  Folders folders;
+  for (const SavedState& state : states_in(folders, folder)) {
+    if (state.kind == StateKind::training) paths.push_back(state.training.optimizer);
   }
   for (fs::path& path : paths) {
     refuse_two_forms(path);
@@ -197,7 +202,7 @@ unsigned find_files(Verification& v, const fs::path& path) {
     add_file(v, path, std::nullopt);
     return kWeights;
   }
-  if (holds_only_weights(path, v.options.tag)) {
+  if (holds_only_weights(path, v.options.tag, Beside::shards)) {
     if (!v.options.roots.empty()) throw no_roots_of_weights(path);
     v.report.form = "weights";
     add_weights_files(v, path);
@@ -213,6 +218,11 @@ unsigned find_files(Verification& v, const fs::path& path) {
   if (!v.folder.dcp_metadata.empty()) {
     v.report.form = "dcp";
     return kDcp;
+  }
+  if (!v.folder.training.optimizer.empty()) {
+    v.report.form = "weights";
+    add_weights_files(v, v.folder.path);
+    return kWeights;
   }
   if (!v.folder.rank_name.first.empty()) {
     v.report.form = "rank-files";

@@ -28,6 +28,8 @@ OPTIONS = {
             "TAG: Tag to read (default: what `latest` says); all: each of them, into a folder of its name",
         "tp_rule":
             "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+        "param_names":
+            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
         "model":
             "NAME: Where several models were saved, such as an actor and its critic: which",
         "root":
@@ -64,6 +66,8 @@ OPTIONS = {
             "DIR: Copy configuration, tokenizer and processor files from this Hugging Face folder, so that from_pretrained loads the result; default: those beside the checkpoint. none: copy none",
         "states":
             "Write the optimizer's states too, as optimizer_states/STATE.safetensors",
+        "torch_optimizer":
+            "Write the optimizer too, as optimizer.pt, which optimizer.load_state_dict takes",
         "peft":
             "DIR: Write the PEFT adapter that was trained to this folder, and nothing else",
         "merge":
@@ -126,6 +130,8 @@ OPTIONS = {
             "TAG: Tag to read (default: what `latest` says); all: each of them, into a folder of its name",
         "tp_rule":
             "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+        "param_names":
+            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
         "model":
             "NAME: Where several models were saved, such as an actor and its critic: which",
         "root":
@@ -160,6 +166,8 @@ OPTIONS = {
             "DIR: Copy configuration, tokenizer and processor files from this Hugging Face folder, so that from_pretrained loads the result; default: those beside the checkpoint. none: copy none",
         "states":
             "Write the optimizer's states too, as optimizer_states/STATE.safetensors",
+        "torch_optimizer":
+            "Write the optimizer too, as optimizer.pt, which optimizer.load_state_dict takes",
         "peft":
             "DIR: Write the PEFT adapter that was trained to this folder, and nothing else",
         "merge":
@@ -220,6 +228,8 @@ OPTIONS = {
     "to_universal": {
         "tag":
             "TAG: Which checkpoint; default: what `latest` says; all: each of them, into a folder of its name",
+        "param_names":
+            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
         "model":
             "NAME: Where several models were saved, such as an actor and its critic: which",
         "root":
@@ -290,6 +300,8 @@ OPTIONS = {
             "TAG: Tag to read (default: what `latest` says); all: each of them, into a folder of its name",
         "tp_rule":
             "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+        "param_names":
+            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
         "model":
             "NAME: Where several models were saved, such as an actor and its critic: which",
         "root":
@@ -297,7 +309,7 @@ OPTIONS = {
         "dp":
             "N: Ranks that are to load it: tensors are cut as FSDP2 cuts them. Another number of ranks can load it too, and reads more",
         "preset":
-            "WHO: Whose keys and folders: of torch, dcp.load of {\"model\", \"optim\"}; of Accelerate; of torchtitan; of Lightning Fabric (default: torch)",
+            "WHO: Whose keys and folders: of torch, dcp.load of {\"model\", \"optim\"}; of Accelerate; of transformers' Trainer; of torchtitan; of Lightning Fabric (default: torch)",
         "dtype":
             "TYPE: The model's floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16); keep: as stored (masters are float32). Optimizer states stay (default: float32)",
         "key_map":
@@ -352,6 +364,8 @@ OPTIONS = {
             "TAG: Tag to read (default: what `latest` says); all: each of them, into a folder of its name",
         "tp_rule":
             "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+        "param_names":
+            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
         "model":
             "NAME: Where several models were saved, such as an actor and its critic: which",
         "root":
@@ -526,6 +540,8 @@ OPTIONS = {
             "TAG: Tag to read (default: what `latest` says); all: each of them, into a folder of its name",
         "tp_rule":
             "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+        "param_names":
+            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
         "model":
             "NAME: Where several models were saved, such as an actor and its critic: which",
         "root":
@@ -592,6 +608,8 @@ OPTIONS = {
             "N: Estimate memory for N GPUs (default: as many as saved it)",
         "gpus_per_node":
             "M: GPUs of a node (default: as many as fit evenly, up to 8)",
+        "gpu_memory":
+            "SIZE: Say which of the estimates fit into a GPU of so much: 80GB",
         "html":
             "REPORT: Write it as a page for a browser, in one file",
         "force":
@@ -626,6 +644,8 @@ OPTIONS = {
             "N: Estimate memory for N GPUs (default: as many as saved it)",
         "gpus_per_node":
             "M: GPUs of a node (default: as many as fit evenly, up to 8)",
+        "gpu_memory":
+            "SIZE: Say which of the estimates fit into a GPU of so much: 80GB",
         "force":
             "Replace REPORT if it exists",
         "values":
@@ -861,7 +881,9 @@ OPTIONS = {
         "rtol":
             "RTOL: See --atol (default: 0)",
         "all":
-            "List every tensor, also those that are equal",
+            "List every tensor in the model's order, also those that are equal",
+        "top":
+            "N: List so many, those that changed most",
         "html":
             "REPORT: Write it as a page for a browser, too, in one file",
         "force":

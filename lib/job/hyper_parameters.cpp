@@ -1,4 +1,4 @@
-#include "dcp/hyper_parameters.h"
+#include "job/hyper_parameters.h"
 
 #include <algorithm>
 #include <functional>
@@ -19,31 +19,34 @@ namespace {
 constexpr std::string_view kDecoupled = "decoupled_weight_decay";
 constexpr uint64_t kMostBytes = uint64_t{128} << 20;
 
-TorchArchiveWriter::Written written(Value value) {
-  TorchArchiveWriter writer;
-  writer.document().set_root(value);
-  return std::move(writer).write();
+using Maker = std::function<Value(TorchArchiveWriter&)>;
+
+Maker always(Value value) {
+  return [value](TorchArchiveWriter&) { return value; };
 }
 
-// `value` as torch's optimizer has it; nullopt if it is no plain data.
-std::optional<TorchArchiveWriter::Written> option_of(const TorchArchive& archive,
-                                                     std::string_view key, const Value& value,
-                                                     PlainData& plain) {
+// `value` as torch's optimizer has it; nullptr if it is no plain data.
+Maker option_of(const TorchArchive& archive, std::string_view key, const Value& value,
+                PlainData& plain) {
   if (TorchArchive::is_tensor(value)) {
     const std::optional<double> number = archive.scalar(value);
-    if (!number) return std::nullopt;
-    return written(Document::real(*number));
+    return number ? always(Document::real(*number)) : nullptr;
   }
-  if (!plain.is_plain(value)) return std::nullopt;
-  TorchArchiveWriter writer;
-  Value root = writer.import(archive, value);
+  if (!plain.is_plain(value)) return nullptr;
   // DeepSpeed's optimizers keep the list that the configuration has.
-  if (key == "betas" && root.is(Kind::list)) {
-    const auto betas = root.as_sequence();
-    root = writer.document().tuple({betas.begin(), betas.end()});
-  }
-  writer.document().set_root(root);
-  return std::move(writer).write();
+  const bool is_list = key == "betas" && value.is(Kind::list);
+  return [&archive, value, is_list](TorchArchiveWriter& writer) {
+    const Value copy = writer.import(archive, value);
+    if (!is_list) return copy;
+    const auto betas = copy.as_sequence();
+    return writer.document().tuple({betas.begin(), betas.end()});
+  };
+}
+
+uint64_t bytes_of(const Maker& value) {
+  TorchArchiveWriter writer;
+  writer.document().set_root(value(writer));
+  return std::move(writer).write().pickle.size();
 }
 
 // What the configuration says; nullopt if it names no optimizer. engine.py
@@ -62,13 +65,14 @@ std::optional<bool> is_decoupled(const Checkpoint& checkpoint) {
   return name != "adam" || !mode.is(Kind::boolean) || mode.as_bool();
 }
 
+std::optional<double> number(const TorchArchive& archive, const Value& value) {
+  const bool is_number = value.is(Kind::real) || value.is(Kind::integer);
+  return is_number || TorchArchive::is_tensor(value) ? archive.scalar(value) : std::nullopt;
+}
+
 // What the learning rate began with: where a schedule moved it, as the configuration says it; or
 // else what it is now. torch's schedulers look for it, and DeepSpeed's leave none.
 std::optional<double> first_rate(const Checkpoint& checkpoint, const ShardValue& settings) {
-  const auto number = [](const TorchArchive& archive, const Value& value) {
-    const bool is_number = value.is(Kind::real) || value.is(Kind::integer);
-    return is_number || TorchArchive::is_tensor(value) ? archive.scalar(value) : std::nullopt;
-  };
   if (!checkpoint.model_files().empty()) {
     const TorchArchive& archive = *checkpoint.model_files().front().archive;
     const Value config = archive.root().find_or_none(keys::kDsConfig);
@@ -120,6 +124,15 @@ bool PlainData::walk_all(const Value& container) {
   return std::all_of(items.begin(), items.end(), [&](const Value& item) { return walk(item); });
 }
 
+GroupRates rates_of(const Checkpoint& checkpoint, const ParamGroup& group) {
+  const ShardValue& settings = group.settings;
+  if (settings.archive == nullptr || !settings.value.is_mapping()) return {};
+  const auto own = number(*settings.archive, settings.value.find_or_none("initial_lr"));
+  const auto first = own ? own : first_rate(checkpoint, settings);
+  const auto now = number(*settings.archive, settings.value.find_or_none("lr"));
+  return {.first = first.value_or(0), .now = now.value_or(0)};
+}
+
 bool is_adam(const std::vector<ParamState>& states) {
   const auto has = [&](std::string_view key) {
     return std::any_of(states.begin(), states.end(),
@@ -138,15 +151,14 @@ std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const
   for (const auto& [key, value] : settings.value.as_dict().items) {
     if (!key.is(Kind::string) || key.as_string() == "params") continue;
     std::string name(key.as_string());
-    std::optional<TorchArchiveWriter::Written> option =
-        option_of(*settings.archive, name, value, plain);
+    Maker option = option_of(*settings.archive, name, value, plain);
     if (option) {
-      bytes += option->pickle.size();
+      bytes += bytes_of(option);
       if (bytes > kMostBytes) {
         throw UnsupportedError({}, "the options of one of the optimizer's groups take more than " +
                                        human_bytes(kMostBytes));
       }
-      options.push_back({std::move(name), std::move(*option)});
+      options.push_back({std::move(name), std::move(option)});
     } else {
       note("'" + printable(name) + "' of the optimizer's groups is no plain data; it is left out");
     }
@@ -156,7 +168,7 @@ std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const
                        [&](const HyperParameter& option) { return option.key == key; });
   };
   const auto add = [&](std::string_view key, Value value) {
-    if (!has(key)) options.push_back({std::string(key), written(value)});
+    if (!has(key)) options.push_back({std::string(key), always(value)});
   };
   if (const auto rate = first_rate(checkpoint, settings)) {
     add("initial_lr", Document::real(*rate));

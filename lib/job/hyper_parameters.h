@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -29,18 +30,26 @@ class PlainData {
 // One option of a group: "lr".
 struct HyperParameter {
   std::string key;
-  TorchArchiveWriter::Written value;
+  std::function<pickle::Value(TorchArchiveWriter&)> value;  // for an archive of the output
 };
 
 // Whether an optimizer with these states is an Adam.
 bool is_adam(const std::vector<ParamState>& states);
+
+// The learning rate that a group has, and that it began with, as `initial_lr` says it.
+struct GroupRates {
+  double first = 0;
+  double now = 0;
+};
+// 0 where the files do not tell.
+GroupRates rates_of(const Checkpoint& checkpoint, const ParamGroup& group);
 
 // Those that the checkpoint has, but for `params`; `betas` as a tuple, a tensor of one number as
 // that number; `initial_lr` where the files have none. Then, with torch's defaults, what the
 // optimizers of torch 2.13 want besides: of an Adam `amsgrad` and `decoupled_weight_decay` too,
 // which is what the configuration says. None if the files have none. Gives a note of what is no
 // plain data, and of what torch's optimizer does not do as this one did. `plain`: one for all
-// groups.
+// groups. The checkpoint has to outlive the result.
 std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const ParamGroup& group,
                                              bool adam, PlainData& plain,
                                              const std::function<void(std::string)>& note);
