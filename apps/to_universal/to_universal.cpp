@@ -58,6 +58,7 @@ void add_options(CLI::App& app, Arguments& args) {
                  "Which checkpoint; default: what `latest` says;\n"
                  "all: each of them, into a folder of its name")
       ->type_name("TAG");
+  cli::add_param_names(app, args.source.param_names);
   cli::add_model(app, args.source.model);
   cli::add_roots(app, args.source.roots);
   app.add_flag("--no-strict", args.no_strict,
@@ -119,9 +120,11 @@ int convert(const CLI::App& app, Arguments& args) {
   }
   if (args.keep_temp_folder) cli::note(app, args.common, "there is no temporary folder to keep");
 
-  return cli::convert_each_tag(
-      app, args.common, args.input, args.source, args.output, args.run,
-      [&](const Source& source) { return plan_universal(source, args.universal); });
+  return cli::convert_each_tag(app, args.common, args.input, args.source, args.output, args.run,
+                               [&](const Source& source) {
+                                 args.universal.output = args.output;
+                                 return plan_universal(source, args.universal);
+                               });
 }
 
 }  // namespace

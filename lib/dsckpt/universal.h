@@ -2,6 +2,8 @@
 // "checkpoint": {"load_universal": true}.
 #pragma once
 
+#include <filesystem>
+
 #include "dsckpt/checkpoint.h"
 #include "dsckpt/export.h"
 #include "dsckpt/job.h"
@@ -11,6 +13,9 @@ namespace dsckpt {
 struct UniversalOptions {
   // Patterns of universal_checkpoint_info that fit no parameter are an error; else a note.
   bool strict = true;
+  // The folder that it is to be written to, if that is known: a note then names the files beside
+  // the shards that whoever resumes from the folder above it would miss there.
+  std::filesystem::path output = {};
 };
 
 // The folder that DeepSpeed's ds_to_universal.py writes; `latest_universal` beside it will name it.

@@ -2,13 +2,16 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "base/kernels.h"
 #include "base/text.h"
+#include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "dsckpt/universal.h"
 #include "job/job_impl.h"
+#include "job/neighbours.h"
 #include "job/next_step.h"
 #include "universal/loader_notes.h"
 #include "universal/metadata.h"
@@ -23,6 +26,34 @@ namespace {
 bool belongs_to_universal(const fs::path& file) {
   if (file.has_parent_path()) return *file.begin() == "zero";
   return file.native().ends_with("_model_states.pt");
+}
+
+// Of a run's files, which stay beside the shards, those that are not where the output is to be.
+void note_files_beside(const Source& source, const fs::path& output, Job::Impl& job) {
+  const Checkpoint& checkpoint = *source->checkpoint;
+  const CheckpointFacts& facts = checkpoint.facts();
+  std::error_code failed;
+  if (output.empty() || facts.from_weights || !fs::is_directory(source->path, failed)) return;
+  const fs::path named = output.has_filename() ? output : output.parent_path();
+  const fs::path above = named.has_parent_path() ? named.parent_path() : fs::path(".");
+  if (fs::equivalent(above, source->path, failed)) return;
+  const std::string tag = output_tag(checkpoint);
+  const Neighbours beside =
+      find_neighbours({.named = source->path,
+                       .tag_folder = facts.foreign ? source->path : checkpoint.tag_folder(),
+                       .tag = tag});
+  std::vector<std::string> missing;
+  for (const Neighbour& file : beside.files) {
+    const bool is_needed = file.destination != kConverterScript &&
+                           !is_weights_name(file.destination) &&
+                           !file.destination.starts_with(tag + "/");
+    if (is_needed && !fs::exists(above / file.destination, failed)) {
+      missing.push_back(printable(file.destination));
+    }
+  }
+  if (missing.empty()) return;
+  job.notes.push_back("files beside the shards are not copied: " + some_of(missing) +
+                      "; an output folder in " + source->path.string() + " has them beside it");
 }
 
 // {"parameters": [{"name", "shape", "files"}], "files": [{"path", "bytes"}], "bytes_read",
@@ -85,7 +116,8 @@ class UniversalReport : public JobReport {
 class Planner {
  public:
   explicit Planner(const Source& source)
-      : inputs_(*source->inputs),
+      : source_(source),
+        inputs_(*source->inputs),
         checkpoint_(*source->checkpoint),
         job_(job_of(source)),
         starts_(checkpoint_.facts().from_weights),
@@ -132,6 +164,7 @@ class Planner {
                 counted(job_.plan.outputs().size(), "file") + " for " + report_.stages_text();
     report_.program = program_of(checkpoint_);
     job_.report = std::make_shared<const UniversalReport>(std::move(report_));
+    note_files_beside(source_, options.output, job_);
     return Job(std::move(job_));
   }
 
@@ -232,6 +265,7 @@ class Planner {
     report_.add({param.name, param.weight.shape(), {"fp32"}});
   }
 
+  const Source& source_;
   InputFiles& inputs_;
   const Checkpoint& checkpoint_;
   Job::Impl job_;
