@@ -3,6 +3,7 @@
 #include "inspect/diff.h"
 
 #include <CLI/App.hpp>
+#include <cmath>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -40,6 +41,7 @@ struct DiffArguments {
   std::optional<double> atol;
   std::optional<double> rtol;
   bool all = false;
+  std::optional<size_t> top;
   std::string html;  // "": no page
   bool force = false;
 };
@@ -90,6 +92,8 @@ Cells difference_cells(const TensorDiff& tensor) {
   const Difference& values = tensor.values;
   Cells cells{{"differs", std::string(to_string(tensor.verdict))},
               {"type and shape", types_of(tensor)},
+              {"change", ""},
+              {"cosine", ""},
               {"elements", ""},
               {"max abs", ""},
               {"max rel", ""},
@@ -99,13 +103,15 @@ Cells difference_cells(const TensorDiff& tensor) {
               {"b", ""}};
   if (values.differing == 0) return cells;
   const auto number = [&](Exact value) { return difference_number(value, *tensor.as); };
-  cells[2].second = std::to_string(values.differing);
-  cells[3].second = number(values.max_absolute);
-  cells[4].second = short_number(values.max_relative);
-  if (is_floating_point(*tensor.as)) cells[5].second = std::to_string(values.max_ulps);
-  cells[6].second = std::to_string(values.index);
-  cells[7].second = number(values.a);
-  cells[8].second = number(values.b);
+  cells[2].second = change_number(values, *tensor.as);
+  cells[3].second = cosine_number(values, *tensor.as);
+  cells[4].second = std::to_string(values.differing);
+  cells[5].second = number(values.max_absolute);
+  cells[6].second = short_number(values.max_relative);
+  if (is_floating_point(*tensor.as)) cells[7].second = std::to_string(values.max_ulps);
+  cells[8].second = std::to_string(values.index);
+  cells[9].second = number(values.a);
+  cells[10].second = number(values.b);
   return cells;
 }
 
@@ -177,32 +183,43 @@ std::string types_hint(const Diff& diff, const DiffArguments& args) {
          " compares the values, rounded to it";
 }
 
-void print_table(const Diff& diff, bool all) {
+// In the order of the model if all are listed, else by how much they have changed.
+void print_table(const Diff& diff, bool all, std::optional<size_t> top) {
   using Align = cli::Table::Align;
   std::vector<cli::Table::Column> columns{{"name", Align::left, true},
                                           {"state"},
                                           {"differs"},
-                                          {"type and shape", Align::left, false, 2}};
+                                          {"type and shape", Align::left, false, 1}};
   using Ranked = std::pair<const char*, uint8_t>;
-  for (const auto& [heading, rank] : {Ranked{"elements", 1},
+  for (const auto& [heading, rank] : {Ranked{"change", 0},
+                                      {"cosine", 2},
+                                      {"elements", 2},
                                       {"max abs", 0},
-                                      {"max rel", 1},
-                                      {"max ulp", 2},
-                                      {"at element", 3},
-                                      {"a", 3},
-                                      {"b", 3}}) {
+                                      {"max rel", 3},
+                                      {"max ulp", 3},
+                                      {"at element", 4},
+                                      {"a", 4},
+                                      {"b", 4}}) {
     columns.push_back({heading, Align::right, false, rank});
   }
   cli::Table table(std::move(columns));
   const cli::Terminal terminal = cli::Terminal::of_stdout();
   std::map<Way, std::vector<const TensorDiff*>> folded;
   if (terminal.tables && !all) folded = folded_ways(diff);
-  for (const TensorDiff& tensor : diff.tensors) {
-    if (!all && tensor.verdict == Verdict::equal) continue;
+  std::vector<const TensorDiff*> listed;
+  if (all) {
+    for (const TensorDiff& tensor : diff.tensors) listed.push_back(&tensor);
+  } else {
+    listed = diff.by_change();
+  }
+  const size_t more = listed.size() - std::min(listed.size(), top.value_or(listed.size()));
+  listed.resize(listed.size() - more);
+  for (const TensorDiff* each : listed) {
+    const TensorDiff& tensor = *each;
     const auto way = way_of(tensor);
     const auto fold = way ? folded.find(*way) : folded.end();
     if (fold != folded.end()) {
-      if (fold->second.front() != &tensor) continue;
+      if (fold->second.front() != each) continue;
       table.add(
           {printable(tensor.name) + " and " + std::to_string(fold->second.size() - 1) + " more",
            printable(tensor.state), std::string(to_string(tensor.verdict)), way_text(fold->second)},
@@ -215,6 +232,7 @@ void print_table(const Diff& diff, bool all) {
   }
   std::cout << table.text(terminal);
   if (!folded.empty()) std::cout << "--all lists each tensor\n";
+  if (more > 0) std::cout << counted(more, "tensor") << " more\n";
 }
 
 // "29 tensors, bit-equal", or how many differ in what and by how much.
@@ -234,11 +252,17 @@ std::string summary(const Diff& diff) {
     }
   }
   if (diff.total.differing == 0) return text;
+  std::string change;
+  if (diff.total.squared_change > 0) {
+    change = "; relative change " + change_number(diff.total, DType::float32);
+    const bool has_cosine = !std::isnan(diff.total.cosine());
+    if (has_cosine) change += ", cosine " + cosine_number(diff.total, DType::float32);
+  }
   return text + "; " + grouped(diff.total.differing) + " of " +
          grouped_count(diff.total.count, "element") +
          (diff.total.differing == 1 ? " differs" : " differ") + ", by at most " +
          short_number(static_cast<double>(diff.total.max_absolute)) + " in '" +
-         printable(diff.largest_in) + "'";
+         printable(diff.largest_in) + "'" + change;
 }
 
 DiffPage::Side page_side(const std::string& path, const Contents& contents) {
@@ -285,7 +309,7 @@ int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& ar
     data["b"] = {{"path", args.path_b}, {"form", b.contents().form()}};
     cli::print_json("diff", std::move(data));
   } else {
-    print_table(result, args.all);
+    print_table(result, args.all, args.top);
     for (const std::string& note : result.notes) cli::note(app, common, note);
     std::cout << summary(result) << "\n";
     cli::hint(common, types_hint(result, args));
@@ -337,7 +361,10 @@ Command add_diff(CLI::App& app, cli::Common& common) {
       ->type_name("ATOL")
       ->default_str("0");
   add_tolerance(sub, "--rtol", args->rtol, "See --atol")->type_name("RTOL")->default_str("0");
-  sub.add_flag("--all", args->all, "List every tensor, also those that are equal");
+  sub.add_flag("--all", args->all,
+               "List every tensor in the model's order, also those that are equal");
+  cli::count_from_one(sub.add_option("--top", args->top, "List so many, those that changed most"))
+      ->type_name("N");
   CLI::Option* html =
       cli::some_path(sub.add_option("--html", args->html,
                                     "Write it as a page for a browser, too, in one file"))

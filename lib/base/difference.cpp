@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "base/bytes.h"
 #include "base/kernels.h"
@@ -104,9 +105,42 @@ void add_pairs(DType dtype, const std::byte* a, const std::byte* b, size_t count
   }
 }
 
+// In lanes that do not wait for each other.
+void add_sums(const double* a, const double* b, size_t count, Difference& result) {
+  constexpr size_t kLanes = 8;
+  std::array<std::array<double, kLanes>, 4> sums{};
+  const auto add = [&](size_t lane, double of_a, double of_b) {
+    const double change = of_b - of_a;
+    sums[0][lane] += change * change;
+    sums[1][lane] += of_a * of_a;
+    sums[2][lane] += of_b * of_b;
+    sums[3][lane] += of_a * of_b;
+  };
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) add(lane, a[i + lane], b[i + lane]);
+  }
+  for (; i < count; ++i) add(i % kLanes, a[i], b[i]);
+  const auto total = [](const std::array<double, kLanes>& lanes) {
+    return std::accumulate(lanes.begin(), lanes.end(), 0.0);
+  };
+  result.squared_change += total(sums[0]);
+  result.squared_a += total(sums[1]);
+  result.squared_b += total(sums[2]);
+  result.product += total(sums[3]);
+}
+
 void add_piece(DType dtype, const std::byte* a, const std::byte* b, size_t count, int64_t first,
                const std::optional<Tolerance>& tolerance, Difference& result) {
-  if (std::memcmp(a, b, count * size_of(dtype)) == 0) return;
+  const bool is_same = std::memcmp(a, b, count * size_of(dtype)) == 0;
+  if (is_floating_point(dtype)) {
+    std::array<double, kPiece> wide_a;
+    std::array<double, kPiece> wide_b;
+    to_float64(dtype, a, wide_a.data(), count);
+    if (!is_same) to_float64(dtype, b, wide_b.data(), count);
+    add_sums(wide_a.data(), is_same ? wide_a.data() : wide_b.data(), count, result);
+  }
+  if (is_same) return;
   const auto add = exceeds_float64(dtype) ? add_pairs<Exact> : add_pairs<double>;
   add(dtype, a, b, count, first, tolerance, result);
 }
@@ -134,6 +168,18 @@ void Difference::add(const Difference& other) {
   }
   max_relative = std::max(max_relative, other.max_relative);
   max_ulps = std::max(max_ulps, other.max_ulps);
+  squared_change += other.squared_change;
+  squared_a += other.squared_a;
+  squared_b += other.squared_b;
+  product += other.product;
+}
+
+double Difference::relative_change() const {
+  return squared_change == 0 && squared_a == 0 ? 0 : std::sqrt(squared_change / squared_a);
+}
+
+double Difference::cosine() const {
+  return std::clamp(product / (std::sqrt(squared_a) * std::sqrt(squared_b)), -1.0, 1.0);
 }
 
 Difference difference_of(const Elements& a, const Elements& b, DType as, int64_t first,
@@ -147,7 +193,6 @@ Difference difference_of(const Elements& a, const Elements& b, DType as, int64_t
   Difference result;
   result.count = count;
   if (count == 0) return result;  // there may be no buffers at all
-  if (!converts && std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0) return result;
   std::array<std::byte, kPiece * sizeof(float)> buffer_a;
   std::array<std::byte, kPiece * sizeof(float)> buffer_b;
   for (size_t i = 0; i < count; i += kPiece) {

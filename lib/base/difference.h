@@ -39,6 +39,18 @@ struct Difference {
   int64_t index = -1;
   Exact a = 0;
   Exact b = 0;
+  // Floating types only: over all pairs the sums of (b - a)^2, a^2, b^2 and a * b in float64. Not
+  // finite if an element is not, or beyond float64's range. The order in which parts are added
+  // matters in the last digits.
+  double squared_change = 0;
+  double squared_a = 0;
+  double squared_b = 0;
+  double product = 0;
+
+  // |b - a| / |a| of the vectors; infinite where only a is zero. NaN where the sums are not finite.
+  double relative_change() const;
+  // Of the angle between the vectors, at most 1; NaN where one is zero or the sums are not finite.
+  double cosine() const;
 
   // Makes it the difference of its pairs and of those of `other`, which come after them.
   void add(const Difference& other);

@@ -1,6 +1,8 @@
 #include "inspect/diff.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -124,6 +126,8 @@ class Comparison {
       if (is_new) {
         items_.push_back(
             {a.label(), {{a_.inputs, a.value}, {b_.inputs, b.value}}, static_cast<uint64_t>(*as)});
+      } else {
+        entry.alias_of = items_[known->second].label;
       }
       item_of_.emplace(index, known->second);
     }
@@ -171,6 +175,7 @@ class Comparison {
 
   void total() {
     for (const TensorDiff& entry : diff_.tensors) {
+      if (!entry.alias_of.empty()) continue;
       const bool largest =
           entry.values.differing > 0 &&
           (diff_.total.differing == 0 || entry.values.max_absolute > diff_.total.max_absolute);
@@ -219,6 +224,26 @@ size_t Diff::count(Verdict verdict) const {
 
 bool Diff::same() const {
   return count(Verdict::equal) + count(Verdict::within) == tensors.size();
+}
+
+std::vector<const TensorDiff*> Diff::by_change() const {
+  std::vector<const TensorDiff*> some;
+  for (const TensorDiff& tensor : tensors) {
+    if (tensor.verdict != Verdict::equal && tensor.alias_of.empty()) some.push_back(&tensor);
+  }
+  // What is no number is the most that there can be.
+  const auto rank = [](const TensorDiff* tensor) {
+    if (tensor->values.differing == 0) return std::numeric_limits<double>::infinity();
+    const Difference& values = tensor->values;
+    const double change =
+        is_floating_point(real_part(*tensor->as)) ? values.relative_change() : values.max_relative;
+    return std::isnan(change) ? std::numeric_limits<double>::max() : change;
+  };
+  std::stable_sort(some.begin(), some.end(), [&](const TensorDiff* a, const TensorDiff* b) {
+    return std::pair(a->values.differing == 0, rank(a)) >
+           std::pair(b->values.differing == 0, rank(b));
+  });
+  return some;
 }
 
 Diff diff_tensors(const DiffSide& a, const DiffSide& b, const DiffOptions& options,

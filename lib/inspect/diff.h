@@ -37,6 +37,8 @@ struct TensorDiff {
   std::optional<Shape> shape_b = {};
   std::optional<DType> as = {};  // what values were compared as; nullopt if they were not
   Difference values = {};        // only if they were compared
+  // The label of the first tensor that is the same two, under other names; "" if there is none.
+  std::string alias_of = {};
 
   std::string label() const { return state.empty() ? name : name + " " + state; }
 };
@@ -44,13 +46,16 @@ struct TensorDiff {
 struct Diff {
   // In the order of A, then what is only in B in its order.
   std::vector<TensorDiff> tensors;
-  Difference total;        // of all values compared; its index means nothing
+  Difference total;        // of all values compared, tied ones once; its index means nothing
   std::string largest_in;  // label of the tensor with total.max_absolute; "" if no bits differ
   std::vector<std::string> notes;
 
   size_t count(Verdict verdict) const;
   // Nothing differs, or only within the tolerance.
   bool same() const;
+  // Those that differ, tied ones once: the other names, types and shapes first, in the order of
+  // `tensors`, then by how much the values changed in relation to what they were, most first.
+  std::vector<const TensorDiff*> by_change() const;
 };
 
 // One side: its tensors, and the table of their files. Borrowed.

@@ -111,6 +111,9 @@ void DifferenceQuestion::write_part(VarintWriter& writer, const Part& part) {
   writer.real(part.max_relative);
   write_index(writer, part.index < 0 ? std::nullopt : std::optional(part.index));
   for (const Exact value : {part.max_absolute, part.a, part.b}) write_exact(writer, value);
+  for (const double sum : {part.squared_change, part.squared_a, part.squared_b, part.product}) {
+    writer.real(sum);
+  }
 }
 
 Difference DifferenceQuestion::read_part(VarintReader& reader) {
@@ -121,6 +124,9 @@ Difference DifferenceQuestion::read_part(VarintReader& reader) {
   part.max_relative = reader.real();
   part.index = read_index(reader).value_or(-1);
   for (Exact* value : {&part.max_absolute, &part.a, &part.b}) *value = read_exact(reader);
+  for (double* sum : {&part.squared_change, &part.squared_a, &part.squared_b, &part.product}) {
+    *sum = reader.real();
+  }
   return part;
 }
 

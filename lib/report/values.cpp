@@ -10,13 +10,6 @@
 namespace dsckpt {
 using nlohmann::json;
 
-std::string short_number(double value) {
-  if (std::isnan(value)) return "-";
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.6g", value);
-  return text.data();
-}
-
 namespace {
 
 bool is_integer(DType dtype) {
@@ -29,7 +22,26 @@ json integer_json(Exact value) {
   return static_cast<uint64_t>(value);
 }
 
+std::string formatted(const char* format, double value) {
+  if (std::isnan(value)) return "-";
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), format, value);
+  return text.data();
+}
+
 }  // namespace
+
+std::string short_number(double value) {
+  return formatted("%.6g", value);
+}
+
+std::string change_number(const Difference& difference, DType dtype) {
+  return is_integer(dtype) ? "" : formatted("%.3g", difference.relative_change());
+}
+
+std::string cosine_number(const Difference& difference, DType dtype) {
+  return is_integer(dtype) ? "" : formatted("%.6f", difference.cosine());
+}
 
 std::string difference_number(Exact value, DType dtype) {
   if (is_integer(dtype)) return integer_json(value).dump();
@@ -69,7 +81,9 @@ json stats_json(const InputFiles& inputs, const Contents& contents,
 namespace {
 
 json difference_json(const Difference& difference) {
-  return {{"count", difference.count},
+  return {{"relative_change", difference.relative_change()},
+          {"cosine", difference.cosine()},
+          {"count", difference.count},
           {"differing", difference.differing},
           {"outside", difference.outside},
           {"max_absolute", static_cast<double>(difference.max_absolute)},
@@ -87,6 +101,11 @@ json tensor_diff_json(const TensorDiff& tensor) {
   if (!tensor.as) return out;
   out["compared_as"] = torch_name(*tensor.as);
   out["values"] = difference_json(tensor.values);
+  if (!tensor.alias_of.empty()) out["alias_of"] = tensor.alias_of;
+  if (!is_floating_point(real_part(*tensor.as))) {
+    out["values"]["relative_change"] = nullptr;
+    out["values"]["cosine"] = nullptr;
+  }
   const auto exact = [&](Exact value) {
     return is_integer(*tensor.as) ? integer_json(value) : json(static_cast<double>(value));
   };

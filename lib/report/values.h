@@ -15,6 +15,9 @@ namespace dsckpt {
 // "0.0123457": six digits, as short as they can be; "-" for NaN, which stands for no value.
 std::string short_number(double value);
 
+// Difference::cosine() and relative_change() of floating types; "" of others.
+std::string cosine_number(const Difference& difference, DType dtype);
+std::string change_number(const Difference& difference, DType dtype);
 // A value or a distance of Difference, of elements of `dtype`: all digits of integers, short_number
 // of others, "nan" for NaN.
 std::string difference_number(Exact value, DType dtype);

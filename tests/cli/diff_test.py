@@ -41,7 +41,10 @@ def expected_difference(a, b):
     largest = int(numpy.where(differs, absolute, -1.0).argmax())
     def number(value):
         return float(value) if math.isfinite(value) else None
-    return {"count": a.numel(), "differing": int(differs.sum()), "max_absolute": number(absolute.max()),
+    with numpy.errstate(all="ignore"):
+        change = numpy.linalg.norm(y - x) / numpy.linalg.norm(x)
+        cosine = x @ y / (numpy.linalg.norm(x) * numpy.linalg.norm(y))
+    return {"relative_change": number(change), "cosine": number(cosine), "count": a.numel(), "differing": int(differs.sum()), "max_absolute": number(absolute.max()),
             "max_relative": number(relative.max()), "max_ulps": max(ulps, default=0), "index": largest,
             "a": number(x[largest]), "b": number(y[largest])}
 
@@ -80,9 +83,10 @@ class DiffTest(CliTest):
 
     def assert_values(self, values, a, b, outside=None):
         expected = expected_difference(a, b)
-        for key in ("max_absolute", "max_relative"):
+        for key, error in (("max_absolute", 1e-15), ("max_relative", 1e-15), ("relative_change", 1e-12),
+                           ("cosine", 1e-12)):
             if expected[key] is not None:
-                self.assertAlmostEqual(values[key], expected.pop(key), delta=1e-15 * abs(values[key]))
+                self.assertAlmostEqual(values[key], expected.pop(key), delta=error * abs(values[key]))
         expected["outside"] = expected["differing"] if outside is None else outside
         self.assertEqual({key: values[key] for key in expected}, expected)
 
@@ -259,8 +263,8 @@ class DiffTest(CliTest):
             relative = max(Fraction(d, abs(q)) for d, q in zip(distances, b))
             self.assertAlmostEqual(values["max_relative"] / float(relative), 1, delta=1e-15)
         rows = {row.split("\t")[0]: row.split("\t") for row in self.tool("ckpt-inspect", "diff", *folders).stdout.splitlines()}
-        self.assertEqual(rows["i"][5:6] + rows["i"][9:], ["1", str(2**53), str(2**53 + 1)])
-        self.assertEqual(rows["range"][5:6] + rows["range"][9:], [str(2**64 - 1), str(-2**63), str(2**63 - 1)])
+        self.assertEqual(rows["i"][7:8] + rows["i"][11:], ["1", str(2**53), str(2**53 + 1)])
+        self.assertEqual(rows["range"][7:8] + rows["range"][11:], [str(2**64 - 1), str(-2**63), str(2**63 - 1)])
         for tolerance, outside in [("--atol=0", 2), ("--atol=0.5", 2), ("--rtol=1e-20", 2), ("--atol=1", 0), ("--rtol=1e-15", 0)]:
             data = self.diff(*folders, "--match=^i$", tolerance, code=1 if outside else 0)
             tensor, = data["tensors"]
@@ -285,7 +289,27 @@ class DiffTest(CliTest):
         a, b = self.weights(x=torch_files.ones(1)), self.weights(x=torch_files.zeros(1))
         self.assertEqual(self.tool("ckpt-inspect", "diff", a, a).stdout, "1 tensor, bit-equal\n")
         self.assertEqual(self.tool("ckpt-inspect", "diff", a, b).stdout.splitlines()[-1],
-                         "1 tensor, 1 of other values; 1 of 1 element differs, by at most 1 in 'x'")
+                         "1 tensor, 1 of other values; 1 of 1 element differs, by at most 1 in 'x'; relative change 1")
+
+    def test_what_changed_most_comes_first_and_what_is_tied_once(self):
+        chance = torch_files.randn(40, 50)
+        a = {f"layer{i}": torch_files.randn(40, 50) for i in range(4)}
+        steps = [3e-3, 5e-1, 0, 4e-2]
+        b = {name: torch_files.tensor(a[name].values + step * chance.values, "float32")
+             for name, step in zip(a, steps)}
+        for of in (a, b):
+            of["tied"] = of["layer1"]
+        folders = self.weights("pytorch_model.bin", **a), self.weights("pytorch_model.bin", **b)
+        rows = [row.split("\t") for row in self.tool("ckpt-inspect", "diff", *folders).stdout.splitlines()]
+        self.assertEqual([row[0] for row in rows[:-1]], ["layer1", "layer3", "layer0"])
+        self.assertRegex(rows[-1][0], r"6,?000 of 8,?000 elements differ.*; relative change 0\.\d+, cosine 0\.\d{6}$")
+        top = self.tool("ckpt-inspect", "diff", *folders, "--top", "1").stdout.splitlines()
+        self.assertEqual([row.split("\t")[0] for row in top[:-1]], ["layer1", "2 tensors more"])
+        every = self.tool("ckpt-inspect", "diff", *folders, "--all").stdout.splitlines()
+        self.assertEqual([row.split("\t")[0] for row in every[:-1]], [*a])
+        data = self.diff(*folders, code=1)
+        self.assertEqual([t.get("alias_of") for t in data["tensors"]], [None, None, None, "layer1"])
+        self.assertEqual(data["total"]["count"], 8000)
 
     def test_tolerances_are_those_of_allclose(self):
         noise = [torch_files.randn(5000).values for _ in range(2)]

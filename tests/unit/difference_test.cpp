@@ -53,6 +53,39 @@ TEST(Difference, TheFirstOfTheLargestIsNamed) {
   EXPECT_EQ(d.b, -1.0);
 }
 
+TEST(Difference, ChangeAndCosineAreThoseOfTheVectors) {
+  std::vector<float> a(2600);
+  std::vector<float> b(2600);
+  double change = 0;
+  double squared_a = 0;
+  double squared_b = 0;
+  double product = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = 0.25f * static_cast<float>(i % 37) - 3;
+    b[i] = i % 1300 < 1100 ? a[i] : a[i] + 0.5f;  // whole pieces are equal
+    change += std::pow(b[i] - a[i], 2);
+    squared_a += std::pow(a[i], 2);
+    squared_b += std::pow(b[i], 2);
+    product += double{a[i]} * b[i];
+  }
+  const Difference d = difference(DType::float32, a, b);
+  EXPECT_NEAR(d.relative_change(), std::sqrt(change / squared_a), 1e-12);
+  EXPECT_NEAR(d.cosine(), product / std::sqrt(squared_a * squared_b), 1e-12);
+
+  Difference parts =
+      difference<float>(DType::float32, {a.begin(), a.begin() + 100}, {b.begin(), b.begin() + 100});
+  parts.add(
+      difference<float>(DType::float32, {a.begin() + 100, a.end()}, {b.begin() + 100, b.end()}));
+  EXPECT_NEAR(parts.relative_change(), d.relative_change(), 1e-12);
+
+  EXPECT_EQ(difference<float>(DType::float32, {0}, {2}).relative_change(), kInfinity);
+  EXPECT_EQ(difference<float>(DType::float32, {0}, {0}).relative_change(), 0);
+  EXPECT_DOUBLE_EQ(difference<float>(DType::float32, {1, 2}, {-2, -4}).cosine(), -1);
+  const float nan = std::nanf("");
+  EXPECT_TRUE(std::isnan(difference<float>(DType::float32, {1, nan}, {1, 2}).relative_change()));
+  EXPECT_TRUE(std::isnan(difference<float>(DType::float32, {0, 0}, {1, 2}).cosine()));
+}
+
 TEST(Difference, UlpsAreStepsOfTheType) {
   EXPECT_EQ(difference<float>(DType::float32, {1.0f}, {std::nextafter(1.0f, 2.0f)}).max_ulps, 1u);
   EXPECT_EQ(difference<double>(DType::float64, {1.0}, {std::nextafter(1.0, 0.0)}).max_ulps, 1u);

@@ -231,7 +231,11 @@ TEST_F(QuestionsTest, PartsAreHandedOnWhole) {
                         .max_ulps = 7,
                         .index = 0,
                         .a = std::numeric_limits<int64_t>::min(),
-                        .b = -std::numeric_limits<Exact>::infinity()};
+                        .b = -std::numeric_limits<Exact>::infinity(),
+                        .squared_change = 1.5,
+                        .squared_a = 2.5,
+                        .squared_b = 3.5,
+                        .product = -4.5};
   VarintWriter writer;
   DifferenceQuestion::write_part(writer, difference);
   difference.index = -1;
@@ -244,6 +248,10 @@ TEST_F(QuestionsTest, PartsAreHandedOnWhole) {
   EXPECT_EQ(again.index, 0);
   EXPECT_EQ(again.a, difference.a);
   EXPECT_EQ(again.b, difference.b);
+  EXPECT_EQ(again.squared_change, 1.5);
+  EXPECT_EQ(again.squared_a, 2.5);
+  EXPECT_EQ(again.squared_b, 3.5);
+  EXPECT_EQ(again.product, -4.5);
   EXPECT_EQ(DifferenceQuestion::read_part(reader).index, -1);
   EXPECT_TRUE(reader.at_end());
 }

@@ -404,6 +404,8 @@ class Side(TypedDict):
 
 
 class _Distance(TypedDict):
+    relative_change: Optional[float]
+    cosine: Optional[float]
     count: int
     differing: int
     outside: int
@@ -413,7 +415,7 @@ class _Distance(TypedDict):
 
 
 class Distance(_Distance, total=False):
-    """How far values are apart; None: infinite or NaN. `index`: where most, and `a` and `b` what is there."""
+    """How far values are apart; None: infinite or NaN, or of integers. `relative_change`: |b - a| / |a|. `index`: where most, and `a` and `b` what is there."""
 
     index: List[int]
     a: Optional[Number]

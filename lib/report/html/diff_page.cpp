@@ -105,12 +105,14 @@ std::string side_cell(const TensorDiff& tensor, bool is_a) {
 
 std::string value_cells(const TensorDiff& tensor) {
   const Difference& values = tensor.values;
-  if (values.differing == 0) return number("") + number("") + number("") + number("");
+  if (values.differing == 0) {
+    return number("") + number("") + number("") + number("") + number("");
+  }
   return number(part_of(values.differing, values.count)) +
          "<td class=\"n strong\" title=\"at element " +
          grouped(static_cast<uint64_t>(std::max<int64_t>(values.index, 0))) + "\">" +
          difference_number(values.max_absolute, *tensor.as) + "</td>" +
-         number(short_number(values.max_relative)) +
+         number(change_number(values, *tensor.as)) + number(cosine_number(values, *tensor.as)) +
          number(is_floating_point(*tensor.as) ? grouped(values.max_ulps) : "");
 }
 
@@ -125,7 +127,7 @@ std::string tensor_row(const TensorDiff& tensor, const std::string& name) {
 
 std::string tensor_headings() {
   std::string headings = heading("tensor") + heading("A") + heading("B");
-  for (const char* name : {"elements", "max |a − b|", "max relative", "max ulp"}) {
+  for (const char* name : {"elements", "max |a − b|", "change", "cosine", "max ulp"}) {
     headings += heading(name, true);
   }
   return headings;
@@ -141,7 +143,8 @@ std::string furthest(const Diff& diff) {
   if (rows.empty()) return "";
   return section("furthest", "Furthest apart",
                  paragraph("The values below A’s and B’s type are those of the element that "
-                           "differs most; elements are how many differ in at least a bit.") +
+                           "differs most; elements are how many differ in at least a bit. Change "
+                           "is |b − a| / |a| of the tensors as vectors.") +
                      table(tensor_headings(), rows, "dense pairs"));
 }
 
