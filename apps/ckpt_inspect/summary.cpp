@@ -37,6 +37,7 @@ struct SummaryArguments {
   ContentsOptions contents{.tag = {}, .states = true, .damaged = true};
   uint64_t gpus = 0;  // 0: as many as there were
   uint64_t gpus_per_node = 0;
+  uint64_t gpu_memory = 0;  // bytes; 0: not known
   HtmlOptions html;
 };
 
@@ -227,7 +228,8 @@ void show_ranks(Page& page, const Summary& summary) {
 }
 
 void show_estimates(Page& page, const Hardware& hardware,
-                    const std::vector<MemoryEstimate>& estimates) {
+                    const std::vector<MemoryEstimate>& estimates, const Checkpoint* checkpoint,
+                    uint64_t gpu_memory) {
   using Align = cli::Table::Align;
   if (estimates.empty()) return;
   page.heading("Memory to go on with " + counted(hardware.nodes * hardware.gpus_per_node, "GPU") +
@@ -238,12 +240,18 @@ void show_estimates(Page& page, const Hardware& hardware,
                     {"a GPU", Align::right},
                     {"formula", Align::left, false, 1},
                     {"a node's CPU", Align::right},
-                    {"formula", Align::left, false, 1}});
+                    {"formula", Align::left, false, 1},
+                    {"note"}});
   for (const MemoryEstimate& estimate : estimates) {
     const bool cpu = !estimate.cpu_formula.empty();
+    std::string remark;
+    if (gpu_memory > 0) remark = estimate.gpu_bytes <= gpu_memory ? "fits" : "too much";
+    if (checkpoint != nullptr && is_of_run(estimate, *checkpoint)) {
+      remark = "as this run" + (remark.empty() ? "" : ", " + remark);
+    }
     table.add({std::to_string(estimate.stage), estimate.offload, human_bytes(estimate.gpu_bytes),
                estimate.gpu_formula, cpu ? human_bytes(estimate.cpu_bytes) : "",
-               estimate.cpu_formula});
+               estimate.cpu_formula, remark});
   }
   page.table(table);
 }
@@ -251,12 +259,12 @@ void show_estimates(Page& page, const Hardware& hardware,
 void show_conversions(Page& page, const std::vector<Conversion>& conversions) {
   if (conversions.empty()) return;
   page.heading("Can be made into");
-  cli::Table table({{"what"}, {"by"}, {"", cli::Table::Align::left, false, 0, true}});
+  cli::Table table({{"what"}, {"by", cli::Table::Align::left, false, 0, true}});
   for (const Conversion& conversion : conversions) {
     const bool refused = !conversion.refusal.empty();
-    table.add({conversion.what, conversion.tool,
-               refused ? "no: " + printable(conversion.refusal) : "yes"},
-              refused ? cli::Style::warning : cli::Style::plain);
+    table.add(
+        {conversion.what, refused ? "no: " + printable(conversion.refusal) : conversion.command},
+        refused ? cli::Style::warning : cli::Style::plain);
   }
   page.table(table);
 }
@@ -317,11 +325,12 @@ nlohmann::json summary_json(const Contents& contents, const Summary& summary,
   data["notes"] = contents.notes();
   if (contents.checkpoint()) data["checkpoint"] = facts_json(*contents.checkpoint());
   if (contents.damage() != nullptr) data["damage"] = damage_json(contents);
-  data["memory"] = memory_json(hardware, estimates);
+  data["memory"] = memory_json(hardware, estimates, contents.checkpoint());
   data["conversions"] = nlohmann::json::array();
   for (const Conversion& conversion : conversions) {
     nlohmann::json entry = {{"tool", conversion.tool}, {"possible", conversion.refusal.empty()}};
     if (!conversion.refusal.empty()) entry["refusal"] = conversion.refusal;
+    if (!conversion.command.empty()) entry["command"] = conversion.command;
     data["conversions"].push_back(std::move(entry));
   }
   return data;
@@ -399,7 +408,7 @@ int summary(const CLI::App& app, const cli::Common& common, const SummaryArgumen
   show_states(page, args.path, contents, states);
   show_kinds(page, summary);
   show_ranks(page, summary);
-  show_estimates(page, hardware, estimates);
+  show_estimates(page, hardware, estimates, contents.checkpoint(), args.gpu_memory);
   show_conversions(page, possible);
   std::cout << page.text();
   for (const std::string& note : contents.notes()) cli::note(app, common, note);
@@ -419,6 +428,11 @@ Command add_summary(CLI::App& app, cli::Common& common) {
                                "GPUs of a node (default: as many as fit evenly, up to 8)"),
                 1, 1 << 20)
       ->type_name("M");
+  app.add_option_function<std::string>(
+         "--gpu-memory",
+         [args](const std::string& text) { args->gpu_memory = parse_size(text, "size"); },
+         "Say which of the estimates fit into a GPU of so much: 80GB")
+      ->type_name("SIZE");
   add_html_options(app, args->html);
   return {&app, [&app, &common, args] {
             if (args->path.empty()) {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/bytes.h"
+#include "deepspeed/keys.h"
 
 namespace dsckpt {
 namespace {
@@ -46,6 +47,24 @@ std::vector<MemoryEstimate> memory_estimates(int64_t params, int64_t largest_lay
       {3, "optimizer and parameters", truncated(layer_bytes),
        truncated(p * 18 * share * kBufferFactor), "4 L", "18 P / nodes x 1.5"},
   };
+}
+
+bool is_of_run(const MemoryEstimate& estimate, const Checkpoint& checkpoint) {
+  const CheckpointFacts& facts = checkpoint.facts();
+  if (facts.foreign || facts.from_weights || facts.zero_stage != estimate.stage) return false;
+  if (checkpoint.model_files().empty()) return false;
+  const pickle::Value config =
+      checkpoint.model_files().front().archive->root().find_or_none(keys::kDsConfig);
+  if (!config.is_mapping()) return false;
+  const auto is_offloaded = [&](const char* what) {
+    const pickle::Value device =
+        config.find_or_none("zero_optimization").find_or_none(what).find_or_none("device");
+    return device.is(pickle::Kind::string) && device.as_string() != "none";
+  };
+  const std::string offload = !is_offloaded("offload_optimizer") ? "none"
+                              : is_offloaded("offload_param")    ? "optimizer and parameters"
+                                                                 : "optimizer";
+  return offload == estimate.offload;
 }
 
 }  // namespace dsckpt

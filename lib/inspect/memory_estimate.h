@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
+
 namespace dsckpt {
 
 struct Hardware {
@@ -31,5 +33,9 @@ struct MemoryEstimate {
 // those of its children.
 std::vector<MemoryEstimate> memory_estimates(int64_t params, int64_t largest_layer,
                                              const Hardware& hardware);
+
+// Whether the run that saved the checkpoint was of that stage and offloaded so, as its
+// configuration in the files says.
+bool is_of_run(const MemoryEstimate& estimate, const Checkpoint& checkpoint);
 
 }  // namespace dsckpt

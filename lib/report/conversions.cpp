@@ -41,15 +41,21 @@ std::vector<Conversion> conversions(const Source& source) {
     const char* tool;
     const char* result;
     std::function<void()> plan;
+    std::string arguments;
   };
+  const std::string path = " " + shell_word(source->path.string()) + " ";
   const std::array<Way, 4> ways{
-      {{"zero-to-fp32", "fp32 weights", [&] { plan_weights(source); }},
-       {"to-universal", "a universal checkpoint", [&] { plan_universal(source); }},
-       {"reshard", "shards for another number of GPUs", [&] { plan_reshard(source, some_ranks); }},
-       {"to-dcp", "a checkpoint for FSDP2", [&] { plan_dcp(source); }}}};
+      {{"zero-to-fp32", "fp32 weights", [&] { plan_weights(source); }, path + "OUTPUT"},
+       {"to-universal", "a universal checkpoint", [&] { plan_universal(source); },
+        path + shell_word((source->path / "universal").string())},
+       {"reshard", "shards for another number of GPUs", [&] { plan_reshard(source, some_ranks); },
+        path + "OUTPUT --dp GPUS"},
+       {"to-dcp", "a checkpoint for FSDP2", [&] { plan_dcp(source); }, path + "OUTPUT --dp GPUS"}}};
   std::vector<Conversion> found;
   if (checkpoint.lost_files().empty()) {
-    for (const Way& way : ways) found.push_back({way.tool, way.result, refusal_of(way.plan)});
+    for (const Way& way : ways) {
+      found.push_back({way.tool, way.result, refusal_of(way.plan), way.tool + way.arguments});
+    }
     return found;
   }
   const LostFile& lost = checkpoint.lost_files().front();

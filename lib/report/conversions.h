@@ -13,6 +13,8 @@ struct Conversion {
   std::string what;  // "fp32 weights"
   // Why that tool would refuse; "" if it would not.
   std::string refusal;
+  // How to call it, with words in capitals to fill in: "zero-to-fp32 ckpt OUTPUT".
+  std::string command = {};
 };
 
 // Found out by planning each of them (for reshard, for as many ranks as there were, but a few at

@@ -84,7 +84,8 @@ json summary_json(const Summary& summary) {
           {"other_files", std::move(others)}};
 }
 
-json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& estimates) {
+json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& estimates,
+                 const Checkpoint* checkpoint) {
   json out = {{"gpus", hardware.nodes * hardware.gpus_per_node},
               {"gpus_per_node", hardware.gpus_per_node},
               {"estimates", json::array()}};
@@ -97,6 +98,7 @@ json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& es
       entry["cpu_bytes"] = estimate.cpu_bytes;
       entry["cpu_formula"] = estimate.cpu_formula;
     }
+    if (checkpoint != nullptr && is_of_run(estimate, *checkpoint)) entry["of_this_run"] = true;
     out["estimates"].push_back(std::move(entry));
   }
   return out;

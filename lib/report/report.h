@@ -32,8 +32,9 @@ nlohmann::json extent_json(const InputFiles& inputs, const TensorExtent& extent)
 // "bytes", "kinds"}], "other_files": [{"file", "bytes"}]}
 nlohmann::json summary_json(const Summary& summary);
 // {"gpus", "gpus_per_node", "estimates": [{"stage", "offload", "gpu_bytes", "gpu_formula",
-// "cpu_bytes"?, "cpu_formula"?}]}
-nlohmann::json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& estimates);
+// "cpu_bytes"?, "cpu_formula"?, "of_this_run"?}]}
+nlohmann::json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& estimates,
+                           const Checkpoint* checkpoint);
 // A plan's JSON with what running it came to: "output", "seconds", "bytes_read", "records_checked".
 nlohmann::json done_json(nlohmann::json plan, const std::string& output, const RunStats& stats);
 // {"kind", "message", "file"?, "member"?, "tensor"?, "offset"?, "errno"?, "hint"?}

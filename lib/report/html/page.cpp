@@ -151,7 +151,9 @@ std::string conversions(const std::vector<Conversion>& conversions) {
   for (const Conversion& conversion : conversions) {
     rows += row(
         row_name(html_text(conversion.what)) +
-        cell("<code>" + html_text(conversion.tool) + "</code>") +
+        cell("<code>" +
+             html_text(conversion.refusal.empty() ? conversion.command : conversion.tool) +
+             "</code>") +
         cell(conversion.refusal.empty() ? "yes" : "no: " + html_text(conversion.refusal, 2000)));
   }
   return section("conversions", "What it can be made into",
