@@ -98,6 +98,9 @@ class TrainingsTest(OracleTest):
                              *self.named)
         self.assertIn("checkpoint-4", ran.stderr)
         self.assert_states(self.folder / "zero", self.values, self.states)
+        # The groups of a checkpoint of the new run name the numbers as well.
+        self.converted("reshard", self.newest, self.folder / "like", "--like", self.folder / "zero", "--dp", "3")
+        self.assert_states(self.folder / "like", self.values, self.states)
         self.converted("to-dcp", self.newest, self.folder / "dcp", "--dp", "3", *self.named)
         self.assert_states(self.folder / "dcp", self.values, self.states)
         universal = self.folder / "u" / "universal"
