@@ -52,6 +52,9 @@ struct Loose {
   std::vector<TensorSource> slices;  // of the tensor-parallel ranks that have it
 };
 
+// By the names that experts have on their own ranks, those that they have in the whole model.
+using ExpertNames = KeyedMap<std::string, std::vector<std::string>>;
+
 class Assembler {
  public:
   Assembler(CheckpointDraft& draft, std::vector<World>& worlds,
@@ -76,9 +79,59 @@ class Assembler {
     for (Param& param : trainable) params_.add(std::move(param));
     for (const World& each : worlds_) params_.add_aliases(*each.model, draft_.notes);
     draft_.params = params_.take();
+    draft_.groups = joined_groups();
   }
 
  private:
+  // Whether groups of two worlds are parts of one: they have the same hyper-parameters.
+  static bool are_alike(const ParamGroup& a, const ParamGroup& b) {
+    if (a.settings.archive == nullptr || b.settings.archive == nullptr) {
+      return a.settings.archive == b.settings.archive;
+    }
+    if (!a.settings.value.is_mapping() || !b.settings.value.is_mapping()) return false;
+    const auto& items = a.settings.value.as_dict().items;
+    int left = kMaxPlainValues;
+    return items.size() == b.settings.value.as_dict().items.size() &&
+           std::all_of(items.begin(), items.end(), [&](const auto& item) {
+             if (!item.first.is(pickle::Kind::string)) return false;
+             const std::string_view key = item.first.as_string();
+             const auto other = b.settings.value.find(key);
+             return other && (key == "params" || same_plain_data(item.second, *other, left));
+           });
+  }
+
+  // Those of all worlds: each has its parameters of every group, experts by the numbers that they
+  // have on each rank. None where the worlds have other ones.
+  std::vector<ParamGroup> joined_groups() const {
+    if (draft_.mp_rank || (worlds_.size() == 1 && experts_of_.front().empty())) {
+      return std::move(worlds_.front().groups);
+    }
+    std::vector<ParamGroup> joined;
+    KeyedSet<std::string> seen;
+    for (size_t w = 0; w < worlds_.size(); ++w) {
+      const World& each = worlds_[w];
+      if (w == 0) {
+        joined = each.groups;
+        for (ParamGroup& group : joined) group.params.clear();
+      }
+      if (each.groups.empty() || each.groups.size() != joined.size()) return {};
+      for (size_t g = 0; g < joined.size(); ++g) {
+        if (!are_alike(joined[g], each.groups[g])) return {};
+        for (const std::string& local : each.groups[g].params) {
+          const auto experts = experts_of_[w].find(local);
+          const bool is_expert = experts != experts_of_[w].end();
+          for (const std::string& name : is_expert ? experts->second : std::vector{local}) {
+            if (seen.insert(name).second) joined[g].params.push_back(name);
+          }
+        }
+      }
+    }
+    const bool has_all = std::all_of(
+        draft_.params.begin(), draft_.params.end(),
+        [&](const Param& param) { return !is_trained(param) || seen.erase(param.name) == 1; });
+    return has_all && seen.empty() ? joined : std::vector<ParamGroup>();
+  }
+
   // The rules matter where slices are merged, and to whoever writes a universal checkpoint. Plain
   // stage 3 has none.
   UniversalInfo read_info() const {
@@ -113,7 +166,15 @@ class Assembler {
     uint32_t& ep = draft_.facts.mesh.ep;
     for (World& each : worlds_) {
       for (const OwnedParam& param : each.owned) ep = std::max(ep, param.ep_size);
+      std::vector<std::string> local(each.owned.size());
+      for (size_t i = 0; i < local.size(); ++i) {
+        if (each.owned[i].ep_size > 1) local[i] = each.owned[i].name;
+      }
       Experts::number_globally(each.owned);
+      ExpertNames& experts = experts_of_.emplace_back();
+      for (size_t i = 0; i < local.size(); ++i) {
+        if (!local[i].empty()) experts[local[i]].push_back(each.owned[i].name);
+      }
     }
     for (uint32_t stage = 0; stage < mesh_.pp; ++stage) {
       for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
@@ -466,6 +527,7 @@ class Assembler {
   ParamList params_;
   // What optimizers own, by name: the shapes on the tensor-parallel ranks.
   KeyedMap<std::string, std::vector<Shape>> trained_;
+  std::vector<ExpertNames> experts_of_;  // of each world
 };
 
 }  // namespace

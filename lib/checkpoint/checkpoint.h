@@ -328,9 +328,9 @@ class Checkpoint {
   // The entry called `name`, or nullptr.
   const Param* find(std::string_view name) const;
   // The optimizer's parameter groups, which have every trainable parameter once. Only with
-  // OpenOptions::optimizer_states; empty if the model is split over ranks (but for a world, see
-  // OpenOptions::mp_rank, whose groups have experts by their names on their own rank) or the files
-  // do not tell.
+  // OpenOptions::optimizer_states; empty if the files do not tell, or where the ranks of a model
+  // that is split have other groups. Those of a world, OpenOptions::mp_rank, have experts by their
+  // names on their own rank.
   const std::vector<ParamGroup>& groups() const;
   // What the optimizer's wrapper saved beside its tensors, a dict: optimizer_state_dict of the
   // first optimizer-states file, at stage 0 `optimizer`, of a universal checkpoint the whole of

@@ -92,7 +92,8 @@ class UniversalReader {
     } else if (stage_ != 0) {
       world.frozen = whole_frozen(model());
     }
-    find_groups(wrapper);
+    std::vector<ParamGroup> optimizer_groups = find_groups(wrapper);
+    if (draft_.optimizer_states) world.groups = std::move(optimizer_groups);
     std::vector<World> worlds;
     worlds.push_back(std::move(world));
     assemble(draft_, worlds);
@@ -416,11 +417,10 @@ class UniversalReader {
   }
 
   // At stage 0 nothing tells them.
-  void find_groups(const Fields& wrapper) {
-    std::vector<ParamGroup> groups;
-    if (stage_ == 3) groups = sub_group_param_groups(model(), wrapper);
-    if (stage_ == 1 || stage_ == 2) groups = flat_groups(wrapper);
-    if (draft_.optimizer_states) draft_.groups = std::move(groups);
+  std::vector<ParamGroup> find_groups(const Fields& wrapper) {
+    if (stage_ == 3) return sub_group_param_groups(model(), wrapper);
+    if (stage_ == 1 || stage_ == 2) return flat_groups(wrapper);
+    return {};
   }
 
   std::vector<ParamGroup> flat_groups(const Fields& wrapper) {

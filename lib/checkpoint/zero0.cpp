@@ -293,7 +293,7 @@ class Zero0Reader {
       const Shard& shard =
           experts.optimizers().empty() ? model.shard() : *experts.optimizers()[ep_rank];
       PlainOptimizer found = plain(shard, experts.with_experts(params, ep_rank));
-      if (models_.size() == 1 && experts.ep_size() == 1) draft_.groups = std::move(found.groups);
+      if (experts.ep_size() == 1) world.groups = std::move(found.groups);
       for (OwnedParam& param : found.owned) {
         if (ep_rank > 0 && !experts.is_expert(param.name)) continue;  // as on the first rank
         if (is_told_frozen(model, param.name)) {

@@ -645,9 +645,7 @@ void read_zero12(CheckpointDraft& draft) {
     FlatWorld world = reader.read();
     worlds.push_back({&model, std::move(world.owned), whole_frozen(model)});
     draft.facts.round_robin = draft.facts.round_robin || world.round_robin;
-    if (models.size() == 1 && draft.optimizer_states) {
-      draft.groups = reader.groups(world.round_robin);
-    }
+    if (draft.optimizer_states) worlds.back().groups = reader.groups(world.round_robin);
   }
   const Fields state = optimizer_state(first);
   draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};

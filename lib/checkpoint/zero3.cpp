@@ -510,12 +510,12 @@ void read_zero3(CheckpointDraft& draft) {
     const auto readable = std::find_if(ranks.begin(), ranks.end(),
                                        [](const RankModel& model) { return !model.shard->lost; });
     worlds.push_back({readable->states, reader.read(), cut_frozen(ranks)});
+    if (!draft.optimizer_states) continue;
+    const Shard& of_world = *optim.front();
+    worlds.back().groups = sub_group_param_groups(*ranks.front().states, optimizer_state(of_world));
+    find_expert_groups(worlds.back().groups, shares_of(of_world), dp);
   }
   draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
-  if (draft.optimizer_states && worlds.size() == 1) {
-    draft.groups = sub_group_param_groups(*models.front().states, optimizer_state(first));
-    find_expert_groups(draft.groups, shares_of(first), dp);
-  }
   if (!draft.mp_rank) note_unreferenced(draft);
   assemble(draft, worlds);
   find_valueless(worlds.front(), draft);

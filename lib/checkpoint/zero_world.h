@@ -39,6 +39,9 @@ struct World {
   const ModelStates* model;  // of its first data-parallel rank
   std::vector<OwnedParam> owned;
   FrozenParams frozen;  // in the model's order; those of pipelines are in the layers
+  // The optimizer's, with the names of `owned`; empty where the files do not tell. Only with
+  // OpenOptions::optimizer_states.
+  std::vector<ParamGroup> groups = {};
 };
 
 // What a rank of stage 3 has of each sub-group, one of `ranks`.

@@ -12,10 +12,11 @@ import unittest
 
 import fsdp2_worker
 import make_checkpoints
+import model_parallel_truth
 import torch
 import torch.distributed.checkpoint as dcp
 from native_checkpoint import NativeCheckpoint, differences
-from oracle import OracleTest, all_cases, bits, case_named, same_bits
+from oracle import OracleTest, all_cases, bits, case_named, model_parallel_cases, same_bits
 from tools import run_tool
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -254,8 +255,8 @@ class ToDcp(OracleTest):
             self.assertFalse((folder / "latest").exists())
             step = json.loads((given / "trainer_state.json").read_text())["global_step"]
             state = torch.load(folder / "scheduler.pt", weights_only=True)
-            optim = {"param_groups": {0: {"lr": 0.0, "initial_lr": 0.0}}}
-            dcp.load({"optimizer": optim}, checkpoint_id=folder / "optimizer_0")
+            dcp_to_torch_save(folder / "optimizer_0", scratch / "optimizer.pt")
+            optim = torch.load(scratch / "optimizer.pt", weights_only=False)["optimizer"]
             group = optim["param_groups"][0]
             optimizer = torch.optim.AdamW([torch.zeros(2, requires_grad=True)], lr=1.0)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5 ** epoch)
@@ -280,14 +281,37 @@ class ToDcp(OracleTest):
         self.assertIn("trainer_state.json", ran.stderr)
         self.assertIn("--preset accelerate", ran.stderr)
 
-    def test_a_run_that_is_split_is_refused_with_a_way_out(self):
-        folder = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "model_parallel/pp2_dp2_z1_bf16"
-        with self.each_case(case_named("pp2_dp2_z1_bf16")) as scratch:
-            done = run_tool("to-dcp", folder / "ckpt", scratch / "dcp", "--dp", "2")
-            self.assertEqual(done.returncode, 3, done.stderr)
-            self.assertIn("--weights-only", done.stderr)
-            self.assertFalse((scratch / "dcp").exists())
-            self.run_well("to-dcp", scratch / "dcp", folder / "ckpt", scratch / "dcp", "--dp", "2", "--weights-only")
+    def test_a_model_that_is_split_becomes_whole_with_its_optimizer(self):
+        """Slices, stages, experts and groups of all ranks are joined."""
+        joined, refused = [], []
+        for case in model_parallel_cases():
+            with self.each_case(case) as scratch:
+                folder = scratch / "dcp"
+                done = run_tool("to-dcp", case.load_dir, folder, "--dp", "2", "-t", case.facts["tag"])
+                if done.returncode != 0:
+                    self.assertEqual(done.returncode, 3, done.stderr)
+                    self.assertIn("--weights-only", done.stderr)
+                    self.assertFalse(folder.exists())
+                    refused.append(case.name)
+                    continue
+                dcp_to_torch_save(folder, scratch / "whole.pt")
+                state = torch.load(scratch / "whole.pt", weights_only=False)
+                self.assert_same_tensors(state["model"], model_parallel_truth.weights(case))
+                names = [name for group in state["optim"]["param_groups"] for name in group.get("params", ())]
+                self.assertEqual(sorted(names), sorted(state["optim"]["state"]))
+                universal = self.run_well("to-universal", scratch / "universal", case.tag_folder, scratch / "universal")
+                for name, states in state["optim"]["state"].items():
+                    for key, value in states.items():
+                        if key == "step":
+                            continue
+                        file = torch.load(universal / "zero" / name / f"{key}.pt", weights_only=False)
+                        merged = file["param"][:len(value)] if isinstance(file, dict) else file
+                        self.assertTrue(same_bits(merged.reshape(value.shape), value), (name, key))
+                joined.append(case.name)
+        self.require(len(joined), "models whose groups are joined")
+        self.assertTrue(any("pp2" in name for name in joined) and any("tp2" in name for name in joined), joined)
+        self.assertTrue(any("moe_ep2" in name for name in joined), joined)
+        self.assertTrue(all("z0" in name for name in refused), refused)
 
 
 class Resume(OracleTest):
