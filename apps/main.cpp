@@ -19,7 +19,7 @@ namespace {
 
 // In the order in which --help has them.
 constexpr std::array kTools = {&kZeroToFp32, &kToUniversal, &kReshard,
-                               &kToDcp,      &kCkptInspect, &kCkptPack};
+                               &kToDcp,      &kCkptInspect, &kCkptPack, &kCkptPlan};
 
 // By its name, also with underscores, or without "ckpt-" in front; nullptr if it is none.
 const cli::Tool* find_tool(std::string_view called) {
@@ -44,7 +44,9 @@ constexpr std::array kShorts = {
     Short{"tree", &kCkptInspect, true},    Short{"where", &kCkptInspect, true},
     Short{"print", &kCkptInspect, true},   Short{"raw", &kCkptInspect, true},
     Short{"browse", &kCkptInspect, true},  Short{"unpack", &kCkptPack, true},
-    Short{"strip", &kCkptPack, true},
+    Short{"strip", &kCkptPack, true},      Short{"work", &kCkptPlan, true},
+    Short{"commit", &kCkptPlan, true},     Short{"steps", &kCkptPlan, true},
+    Short{"abandon", &kCkptPlan, true},
 };
 
 // The words that `called` stands for: a tool's name, and perhaps that of a command of it; none if

@@ -10,6 +10,7 @@
 #include "cli/carry_out.h"
 #include "cli/far_paths.h"
 #include "cli/option_facts.h"
+#include "cli/steps.h"
 #include "codec/frame.h"
 
 namespace dsckpt::pack {
@@ -25,6 +26,9 @@ struct PackArguments {
 };
 
 int run(const CLI::App& app, const cli::Common& common, PackArguments& args, bool packs) {
+  if (cli::is_later_share(args.run.steps)) {
+    return cli::work_on_share(app, common, args.output, args.run);
+  }
   Progress progress;
   const cli::InterruptGuard guard(progress);
   const Job job = cli::while_shown(progress, common, [&] {
@@ -60,7 +64,7 @@ Command add(CLI::App& app, cli::Common& common, bool packs) {
                packs ? "Keep the SHA-256 of each file, too, which takes a pass of its own"
                      : "Compare with the SHA-256 that pack --sha256 has kept");
   cli::add_follow_links(sub, args->follow_links);
-  cli::add_output_options(sub, args->run, "Replace the output folder");
+  cli::add_output_options(sub, common, args->run, "Replace the output folder");
   if (packs) {
     sub.add_flag("--verify", args->run.options.verify,
                  "Check the CRC32 of every record, also of those that hold no tensor");

@@ -35,7 +35,7 @@ int strip(const CLI::App& app, const cli::Common& common, StripArguments& args) 
   const Keep keep = args.keep == to_string(Keep::weights) ? Keep::weights : Keep::resume;
   args.source.optimizer_states = keep == Keep::resume;
   args.source.weights = false;
-  return cli::for_each_tag(app, common, args.input, args.source, args.output,
+  return cli::for_each_tag(app, common, args.input, args.source, args.output, args.run,
                            [&] { return strip_one(app, common, args, keep); });
 }
 
@@ -58,7 +58,7 @@ Command add_strip(CLI::App& app, cli::Common& common) {
       ->type_name("WHAT")
       ->required();
   cli::add_follow_links(sub, args->source.follow_links);
-  cli::add_output_options(sub, args->run, "Replace what strip wrote there before");
+  cli::add_output_options(sub, common, args->run, "Replace what strip wrote there before");
   sub.add_flag("--verify", args->run.options.verify,
                "Check the CRC32 of every record, also of those that are left out");
   cli::add_pack_flag(sub, "--pack", args->run,

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "cli/messages.h"
+#include "cli/steps.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
 #include "io/far_files.h"
@@ -177,6 +178,29 @@ void say_after(const CLI::App& app, const Common& common, const Job& job,
   }
 }
 
+// Nothing if another process has committed what was planned.
+std::optional<RunStats> run_job(const CLI::App& app, const Common& common, const Job& job,
+                                const std::filesystem::path& output, const RunArguments& run,
+                                const RunOptions& options, Progress& progress) {
+  if (run.steps.share) plan_and_work(app, common, job, output, run, progress);
+  progress.bytes_done = 0;
+  const ProgressDisplay display(progress, common);
+  const Writing writing;
+  if (progress.cancelled) throw InterruptedError();
+  if (run.steps.any()) return commit_planned(job, output, options, progress);
+  return dsckpt::run(job, output, options, progress, common.group.get());
+}
+
+void say_was_committed(const CLI::App& app, const Common& common,
+                       const std::filesystem::path& output) {
+  if (common.json) {
+    print_json("committed", {{"output", output.string()}});
+  } else if (!common.quiet) {
+    std::cerr << app.get_name() << ": " << shown_path(output)
+              << " was committed before: nothing is left to be done\n";
+  }
+}
+
 }  // namespace
 
 std::string text_of(const Job& job) {
@@ -185,21 +209,20 @@ std::string text_of(const Job& job) {
 
 int carry_out(const CLI::App& app, const Common& common, const Job& job,
               const std::filesystem::path& output, const RunArguments& run, Progress& progress) {
-  check_place(job->place, output, run.options.force, run.options.resume);
+  check_place(job->place, output, run.options.force, run.options.resume || run.steps.any());
   say_before(app, common, job);
   RunOptions options = run.options;
   if (options.threads == 0) options.threads = common.threads;
   if (run.dry_run) {
     show_and_check(app, common, job, output, run, options);
     note_transfers(app, common, far_forecast(job, output, options));
+  } else if (run.steps.plans) {
+    return plan_first(app, common, job, output, run, progress);
+  } else if (const std::optional<RunStats> stats =
+                 run_job(app, common, job, output, run, options, progress)) {
+    say_after(app, common, job, output, *stats);
   } else {
-    const RunStats stats = [&] {
-      const ProgressDisplay display(progress, common);
-      const Writing writing;
-      if (progress.cancelled) throw InterruptedError();
-      return dsckpt::run(job, output, options, progress, common.group.get());
-    }();
-    say_after(app, common, job, output, stats);
+    say_was_committed(app, common, output);
   }
   return job.left_out().empty() ? kDone : kCheckFailed;
 }

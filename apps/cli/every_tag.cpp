@@ -12,6 +12,7 @@
 #include "cli/interrupt.h"
 #include "cli/messages.h"
 #include "cli/progress_display.h"
+#include "cli/steps.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt::cli {
@@ -28,12 +29,18 @@ bool is_of_checkpoint(ErrorKind kind) {
 }  // namespace
 
 int for_each_tag(const CLI::App& app, const Common& common, std::string& input,
-                 SourceOptions& source, std::string& output, const std::function<int()>& convert) {
+                 SourceOptions& source, std::string& output, const RunArguments& run,
+                 const std::function<int()>& convert) {
   namespace fs = std::filesystem;
+  if (is_later_share(run.steps)) return work_on_share(app, common, output, run);
   const NodeFolders folders(common, input, source.roots);
   std::error_code failed;
   if (source.tag != kAll || fs::is_directory(fs::path(input) / kAll, failed)) return convert();
   if (output.empty()) throw UsageError("--tag all needs a folder for the output");
+  if (run.steps.any()) {
+    throw UsageError("--tag all is several conversions, and steps are of one")
+        .with_hint("plan each tag by itself, with --tag TAG and an output of its own");
+  }
   const fs::path folder = output;
   const std::vector<NamedCheckpoint> all = all_checkpoints(input, source.model);
   int status = kDone;
@@ -61,7 +68,7 @@ int for_each_tag(const CLI::App& app, const Common& common, std::string& input,
 int convert_each_tag(const CLI::App& app, const Common& common, std::string& input,
                      SourceOptions& source, std::string& output, const RunArguments& run,
                      const std::function<Job(const Source&)>& plan) {
-  return for_each_tag(app, common, input, source, output, [&] {
+  return for_each_tag(app, common, input, source, output, run, [&] {
     Progress progress;
     const InterruptGuard guard(progress);
     source.progress = &progress;

@@ -13,7 +13,7 @@
 #include "cli/cli.h"
 #include "cli/interrupt.h"
 #include "cli/option_facts.h"
-#include "cli/version.h"
+#include "cli/steps.h"
 #include "dsckpt/error.h"
 #include "exec/follower.h"
 #include "exec/node_files.h"
@@ -92,7 +92,7 @@ void add_group_options(CLI::App& app, Common& common) {
 }
 
 int in_group(Common& common, const std::function<int()>& body) {
-  common.group_options.program = std::string("dsckpt ") + kVersion + " (" + kCommit + ")";
+  common.group_options.program = this_program();
   speak_for_first_alone(common.group_options);
   std::shared_ptr<Group> group;
   std::optional<int> status_of_first;

@@ -21,6 +21,7 @@
 #include "cli/help.h"
 #include "cli/man_page.h"
 #include "cli/option_facts.h"
+#include "cli/steps.h"
 #include "cli/terminal.h"
 #include "cli/version.h"
 #include "codec/frame.h"
@@ -250,7 +251,8 @@ void add_pass_options(CLI::App& app, Common& common) {
       "auto (if stderr is a terminal), always, never, or json");
 }
 
-void add_output_options(CLI::App& app, RunArguments& run, const std::string& force) {
+void add_output_options(CLI::App& app, Common& common, RunArguments& run,
+                        const std::string& force) {
   app.add_flag("--dry-run", run.dry_run, "Show what would be written; write nothing");
   add_forecast_options(app, run);
   app.add_flag("--force", run.options.force, force);
@@ -281,6 +283,7 @@ void add_output_options(CLI::App& app, RunArguments& run, const std::string& for
                ->needs(resume),
            0, 24 * 3600)
       ->type_name("SECONDS");
+  add_step_options(app, common, run.steps);
 }
 
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
@@ -293,7 +296,7 @@ void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
 
 void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force,
                      bool packs) {
-  add_output_options(app, run, force);
+  add_output_options(app, common, run, force);
   app.add_flag("--verify", run.options.verify,
                "Check the CRC32 of every record of the checkpoint, also those not needed");
   if (packs) {

@@ -4,12 +4,14 @@
 #include <CLI/App.hpp>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dsckpt/checkpoint.h"
 #include "dsckpt/run.h"
 #include "exec/share_forecast.h"
+#include "exec/step_work.h"
 #include "group/join.h"
 
 namespace dsckpt::cli {
@@ -51,17 +53,28 @@ void add_follow_links(CLI::App& app, bool& follow_links);
 // For commands that read tensors. Adds --threads, --io-class and --progress.
 void add_pass_options(CLI::App& app, Common& common);
 
+// Which step of a conversion is meant, if not all of it (steps.h).
+struct StepArguments {
+  bool plans = false;     // the first
+  uint64_t portions = 0;  // about so many; 0: as many as suit
+  bool commits = false;   // the last
+  std::optional<StepShare> share = {};  // what one of several processes does, all steps of them
+
+  bool any() const { return plans || commits || share; }
+};
+
 // How the output is written, and whether at all.
 struct RunArguments {
   RunOptions options;
   bool dry_run = false;
   int ranks = 0;  // that a dry run tells the shares of; 0: tells none
   StatedRates rates = {};
+  StepArguments steps = {};
 };
 // For what runs a job, also in a group. Adds --dry-run, --ranks, --disk-rate and --network-rate,
 // --force, which is explained by `force`, --fsync, --io, --verify-output, --limit-rate,
-// --stripe, --resume and --save-every.
-void add_output_options(CLI::App& app, RunArguments& run, const std::string& force);
+// --stripe, --resume, --save-every, --emit-plan, --portions and --share.
+void add_output_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force);
 // Adds a flag that takes a level, for packed output.
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
                    const std::string& text);

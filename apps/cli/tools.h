@@ -23,5 +23,6 @@ extern const cli::Tool kToDcp;
 extern const cli::Tool kReshard;
 extern const cli::Tool kCkptInspect;
 extern const cli::Tool kCkptPack;
+extern const cli::Tool kCkptPlan;
 
 }  // namespace dsckpt

@@ -21,6 +21,7 @@
 #include "cli/far_paths.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
+#include "cli/steps.h"
 #include "cli/tools.h"
 #include "dsckpt/error.h"
 #include "dsckpt/weights.h"
@@ -318,9 +319,12 @@ int convert(const CLI::App& app, Arguments& args) {
   args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
   args.weights.max_shard_size =
       args.max_shard_size == "none" ? kOneFile : parse_size(args.max_shard_size, "shard size");
+  std::string& output = args.peft.empty() ? args.output_dir : args.peft;
+  if (args.average && cli::is_later_share(args.run.steps)) {
+    return cli::work_on_share(app, args.common, output, args.run);
+  }
   if (args.average) return convert_one(app, args, averaged);
-  return cli::for_each_tag(app, args.common, args.input, args.source,
-                           args.peft.empty() ? args.output_dir : args.peft,
+  return cli::for_each_tag(app, args.common, args.input, args.source, output, args.run,
                            [&] { return convert_one(app, args, averaged); });
 }
 

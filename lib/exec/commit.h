@@ -39,6 +39,9 @@ struct Staging {
   std::filesystem::path final_path(OutputId out) const;
   // All paths in the output folder under which a file may hold the content of `out`.
   std::vector<std::filesystem::path> forms(OutputId out) const;
+  // What files_in and attempts_in begin with.
+  static constexpr const char* kFilesPrefix = "files";
+  static constexpr const char* kAttemptsPrefix = "attempts";
   // Where old files are kept in the staging folder until the commit is over.
   static constexpr const char* kOld = "old";
   std::filesystem::path old_path() const { return folder->path() / kOld; }

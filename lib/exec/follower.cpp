@@ -43,7 +43,7 @@ RankJob job_of(std::string_view bytes, unsigned threads) {
 class RankRun {
  public:
   RankRun(Group& group, RankJob job, const Answer& answer)
-      : group_(group), job_(std::move(job)), answer_(answer), inputs_(job_, group) {
+      : group_(group), job_(std::move(job)), answer_(answer), inputs_(job_, &group) {
     if (const auto files = group_.files()) files->stop(false);
     say(group_, Word::want);
     thread_ = std::thread([this] { work(); });

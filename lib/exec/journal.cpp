@@ -1,12 +1,11 @@
 #include "exec/journal.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <concepts>
-#include <cstdio>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -27,34 +26,14 @@ using nlohmann::json;
 
 constexpr const char* kJob = "job";
 constexpr const char* kJournal = "journal";
+// A process that works on the steps of a conversion may write there what it is at.
+constexpr int kMostRemovals = 20;
+constexpr std::chrono::milliseconds kBetweenRemovals{20};
 constexpr int kVersion = 4;
-constexpr size_t kJournalRead = 64 << 10;
 
 IoError damaged(const Folder& folder, const char* name) {
   return IoError({.file = (folder.path() / name).string()},
                  "is damaged, so that nothing can go on there; remove the folder", 0);
-}
-
-// Nothing if there is no such file.
-std::optional<std::string> content_of(const Folder& folder, const char* name) {
-  const Where where{.file = (folder.path() / name).string()};
-  const int fd = folder.open_ours(name, {.is_read_too = true});
-  if (fd < 0 && errno == ENOENT) return std::nullopt;
-  if (fd < 0) throw IoError(where, "cannot open", errno);
-  std::string content;
-  int failed = 0;
-  for (;;) {
-    const size_t had = content.size();
-    content.resize(had + kJournalRead);
-    const ssize_t got = ::pread(fd, content.data() + had, kJournalRead, static_cast<off_t>(had));
-    content.resize(had + static_cast<size_t>(std::max<ssize_t>(got, 0)));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) failed = errno;
-    if (got <= 0) break;
-  }
-  ::close(fd);
-  if (failed != 0) throw IoError(where, "cannot read", failed);
-  return content;
 }
 
 struct NotAsWritten {};
@@ -82,7 +61,7 @@ T whole_number(const json& value) {
 }
 
 json saved_job(const Folder& folder) {
-  json saved = parse_json(content_of(folder, kJob).value_or(""));
+  json saved = parse_json(own_content(folder, kJob).value_or(""));
   if (!saved.is_object()) throw damaged(folder, kJob);
   return saved;
 }
@@ -217,16 +196,30 @@ bool has_job(const Folder& folder) {
   return folder.has(kJob);
 }
 
+namespace {
+
 int empty_staging(const Folder& folder) {
   try {
     for (const std::string& name : folder.names()) {
-      if (name == kJob) continue;
+      if (name == kJob || name == kPlanFile) continue;
       if (const int failed = folder.remove_all(name)) return failed;
     }
+    if (const int failed = folder.remove_all(kPlanFile)) return failed;
   } catch (const IoError& error) {
     return error.errno_value();
   }
   return folder.remove_all(kJob);
+}
+
+}  // namespace
+
+int remove_staging_folder(const Folder& place, const Folder& folder) {
+  for (int removal = 1;; ++removal) {
+    int failed = empty_staging(folder);
+    if (failed == 0) failed = place.remove_folder(folder.path().filename());
+    if ((failed != ENOTEMPTY && failed != EEXIST) || removal == kMostRemovals) return failed;
+    std::this_thread::sleep_for(kBetweenRemovals);
+  }
 }
 
 std::string difference_from_saved(const Folder& folder, const JobIdentity& job) {
@@ -256,7 +249,7 @@ void save_reached(const Folder& folder, const Reached& reached) {
 }
 
 std::optional<Reached> load_reached(const Folder& folder) {
-  const std::optional<std::string> content = content_of(folder, kJournal);
+  const std::optional<std::string> content = own_content(folder, kJournal);
   if (!content) return std::nullopt;
   return read_as_written(folder, kJournal, [&] {
     const auto bytes = bytes_of(*content);
@@ -266,6 +259,10 @@ std::optional<Reached> load_reached(const Folder& folder) {
     }
     return reached_of(parse_cbor(std::string_view(*content).substr(sizeof(uint32_t))));
   });
+}
+
+void forget_reached(const Folder& folder) {
+  folder.remove(kJournal);
 }
 
 void save_written(const Folder& folder, uint64_t inode) {

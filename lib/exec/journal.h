@@ -46,9 +46,11 @@ bool has_job(const Folder& folder);
 // What of `job` is another than what was saved in `folder`, for people; "" if nothing is. Throws
 // IoError, also if nothing can be made of what is there, and UsageError if it is not this user's.
 std::string difference_from_saved(const Folder& folder, const JobIdentity& job);
-// Empties a staging folder, `job` last of all: until then the run that goes on finds out that
-// nothing is left to be done. 0, or errno.
-int empty_staging(const Folder& folder);
+// The file of step_files.h.
+inline constexpr const char* kPlanFile = "plan";
+// Removes the staging folder `folder` from `place`, `job` last of all: until then the run that goes
+// on finds out that nothing is left to be done. 0, or errno.
+int remove_staging_folder(const Folder& place, const Folder& folder);
 
 // How far a run has come.
 struct Reached {
@@ -61,6 +63,9 @@ void save_reached(const Folder& folder, const Reached& reached);
 // Nothing if nothing was saved. Throws IoError, also for what save_reached() did not write, and
 // UsageError for what is not this user's.
 std::optional<Reached> load_reached(const Folder& folder);
+
+// What is written there is to be removed: nobody goes on with it.
+void forget_reached(const Folder& folder);
 
 // Says in `job` that all is written, and which folder it was written to: after a rename it is known
 // by its inode. Throws IoError.

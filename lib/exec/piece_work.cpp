@@ -20,7 +20,7 @@ void write_range(VarintWriter& writer, const BatchRange& range) {
 }
 
 PieceWork::PieceWork(const RankJob& job, const Reading& reading)
-    : job_(job), reading_(reading), inputs_(job, *reading.group) {}
+    : job_(job), reading_(reading), inputs_(job, reading.group) {}
 
 void PieceWork::add_piece(uint64_t bytes, std::optional<FileId> file) {
   const uint64_t number = pieces_.size();

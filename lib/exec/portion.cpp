@@ -276,14 +276,14 @@ namespace {
 class PortionFlow {
  public:
   PortionFlow(const std::function<std::unique_ptr<PortionRun>()>& next,
-              const std::function<void(PortionResult)>& done)
-      : next_(next), done_(done) {}
+              const std::function<void(PortionResult)>& done, const OnPortionFailed& failed)
+      : next_(next), done_(done), failed_(failed) {}
 
   // By every thread.
   void work() {
     try {
       while (const std::shared_ptr<Active> active = enter()) {
-        active->run->work();
+        run(*active->run);
         if (leave(active)) done_(active->run->result());
       }
     } catch (...) {
@@ -298,6 +298,17 @@ class PortionFlow {
     std::unique_ptr<PortionRun> run;
     size_t threads = 0;  // that work on it
   };
+
+  void run(PortionRun& portion) {
+    try {
+      portion.work();
+    } catch (const InterruptedError&) {
+      throw;
+    } catch (const std::exception& failure) {
+      if (failed_) failed_(portion.batches(), failure);
+      throw;
+    }
+  }
 
   // What there is to work on; nullptr if there is nothing any more.
   std::shared_ptr<Active> enter() {
@@ -339,6 +350,7 @@ class PortionFlow {
 
   const std::function<std::unique_ptr<PortionRun>()>& next_;
   const std::function<void(PortionResult)>& done_;
+  const OnPortionFailed& failed_;
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
@@ -352,15 +364,16 @@ class PortionFlow {
 }  // namespace
 
 void run_portions(unsigned threads, const std::function<std::unique_ptr<PortionRun>()>& next,
-                  const std::function<void(PortionResult)>& done) {
-  PortionFlow flow(next, done);
+                  const std::function<void(PortionResult)>& done, const OnPortionFailed& failed) {
+  PortionFlow flow(next, done, failed);
   run_workers(threads, [&] { flow.work(); });
 }
 
 void run_staged_portions(const StagingPlace& place, const PortionOptions& options,
                          Progress& progress,
                          const std::function<std::optional<PortionTask>()>& next,
-                         const std::function<void(PortionResult)>& done) {
+                         const std::function<void(PortionResult)>& done,
+                         const OnPortionFailed& failed) {
   RateLimit limit(options.limit_rate, progress.cancelled);
   const auto make_sink = [&](const PlanPart& part) {
     return std::make_unique<StagedFiles>(part.plan, place);
@@ -371,7 +384,7 @@ void run_staged_portions(const StagingPlace& place, const PortionOptions& option
     return std::make_unique<PortionRun>(std::move(task->portion), std::move(task->inputs),
                                         make_sink, limit, progress, options);
   };
-  run_portions(options.threads, next_run, done);
+  run_portions(options.threads, next_run, done, failed);
 }
 
 }  // namespace dsckpt

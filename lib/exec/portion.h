@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -87,6 +88,7 @@ class PortionRun {
              const std::function<std::unique_ptr<Sink>(const PlanPart&)>& make_sink,
              RateLimit& limit, Progress& progress, const PortionOptions& options);
 
+  const BatchRange& batches() const { return portion_.batches; }
   // PartRun's.
   void work();
   void stop();
@@ -107,9 +109,11 @@ class PortionRun {
 // to begin they go on with the next one, while the last of them end it. So the disk is not left
 // idle between two. `next` may wait, and gives nullptr when there are none any more; `done` is told
 // of each. Both are called by any thread, `next` by one at a time. Throws what they and work()
-// throw.
+// throw; of the latter `failed`, if it is not empty, is told before.
+using OnPortionFailed = std::function<void(const BatchRange&, const std::exception&)>;
 void run_portions(unsigned threads, const std::function<std::unique_ptr<PortionRun>()>& next,
-                  const std::function<void(PortionResult)>& done);
+                  const std::function<void(PortionResult)>& done,
+                  const OnPortionFailed& failed = {});
 
 // A portion, and its inputs in the order of `part.files`.
 struct PortionTask {
@@ -120,6 +124,7 @@ struct PortionTask {
 void run_staged_portions(const StagingPlace& place, const PortionOptions& options,
                          Progress& progress,
                          const std::function<std::optional<PortionTask>()>& next,
-                         const std::function<void(PortionResult)>& done);
+                         const std::function<void(PortionResult)>& done,
+                         const OnPortionFailed& failed = {});
 
 }  // namespace dsckpt

@@ -14,11 +14,11 @@ namespace dsckpt {
 // gives from any.
 class RankInputs {
  public:
-  // Both must outlive it.
-  RankInputs(const RankJob& job, const Group& group) : job_(job), group_(group) {}
+  // Both must outlive it. `group`: nullptr where all see all files.
+  RankInputs(const RankJob& job, const Group* group) : job_(job), group_(group) {}
 
   // The number here of an input of the job. Throws IoError if it is another file here than on
-  // rank 0.
+  // rank 0, or than when the job was planned.
   FileId open(FileId input);
   std::vector<FileId> open(const std::vector<FileId>& inputs);
   const InputFiles& files() const { return files_; }
@@ -29,7 +29,7 @@ class RankInputs {
   FileId add(const RankJob::Input& input);
 
   const RankJob& job_;
-  const Group& group_;
+  const Group* const group_;
   InputFiles files_;
   std::map<FileId, FileId> ids_;
 };

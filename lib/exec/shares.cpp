@@ -22,6 +22,7 @@ Shares::Shares(const Units& units, std::span<const BatchRange> done, const Share
   uint64_t total = units.bytes();
   for (const BatchRange& range : done) total -= units.bytes_of(range);
   Dealing dealing(total, pieces_.size(), kLongest);
+  if (options.portion_bytes > 0) dealing.longest = dealing.shortest = options.portion_bytes;
 
   Piece whole;  // batches that are not to be cut
   const auto finish = [&] {

@@ -38,6 +38,8 @@ struct StageOptions {
   // Of a run that another one can go on with, or that goes on with another one; else nullptr. Must
   // outlive the StagedOutput.
   const JobIdentity* job = nullptr;
+  // With `job`: only to go on. What another run has committed meanwhile is not begun anew.
+  bool only_goes_on = false;
 };
 
 }  // namespace dsckpt

@@ -26,8 +26,6 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// The folder of the files in the staging folder, or what its name begins with.
-constexpr const char* kFiles = "files";
 // An fsync is a commit of the file system's journal; more files than this share one.
 constexpr size_t kSyncedOneByOne = 16;
 
@@ -74,6 +72,10 @@ StagedOutput::~StagedOutput() {
 void StagedOutput::prepare() {
   static_cast<void>(resolved_path(staging_->target));  // whoever has made the links on the way
   goes_on_ = staging_->is_kept() && take_up();
+  if (!goes_on_ && options_.only_goes_on) {
+    throw UsageError(staging_->target.string() + ": nothing is left to be committed there")
+        .with_hint("another process has committed it meanwhile, or it was abandoned");
+  }
   if (!goes_on_) commit_ = choose_commit(*staging_);
   commit_->check();
   if (options_.stripe && !goes_on_) check_can_stripe(commit_->place());
@@ -163,7 +165,7 @@ void StagedOutput::check_run_before(bool whole_folder) const {
   const bool is_exchanged = published && published->st_ino == *staging_->written_inode;
   for (const std::string& name : staging_->folder->names()) {
     // What is replaced has any form that the user has given it.
-    if (name == Staging::kOld || (is_exchanged && name.starts_with(kFiles))) continue;
+    if (name == Staging::kOld || (is_exchanged && name.starts_with(Staging::kFilesPrefix))) continue;
     staging_->folder->check_is_ours(name);
   }
 }
@@ -220,9 +222,9 @@ void StagedOutput::set_folder(const Folder& folder) {
   staging_->folder = folder;
   staging_->is_there = true;
   // The staging folder is its owner's alone; what is to stay is an ordinary one in it.
-  staging_->files_in = kFiles;
-  if (staging_->is_kept()) staging_->files_in += "-" + std::to_string(random_number());
-  staging_->attempts_in = "attempts";
+  const std::string end = staging_->is_kept() ? "-" + std::to_string(random_number()) : "";
+  staging_->files_in = Staging::kFilesPrefix + end;
+  staging_->attempts_in = Staging::kAttemptsPrefix + end;
   const bool are_many = plan_.outputs().size() > kSyncedOneByOne;
   if (staging_->is_kept() || (options_.durable && are_many)) staging_->all_at_once.emplace(folder);
 }
@@ -230,11 +232,14 @@ void StagedOutput::set_folder(const Folder& folder) {
 // There are none if that had published all of them, or had not begun.
 void StagedOutput::take_files_from_run_before() {
   const Folder& folder = *staging_->folder;
-  int failed = folder.remove_all(staging_->attempts_in);
+  int failed = 0;
+  bool is_taken = false;
   for (const std::string& name : folder.names()) {
-    if (failed != 0 || !name.starts_with(kFiles)) continue;
+    if (failed != 0) break;
+    if (name.starts_with(Staging::kAttemptsPrefix)) failed = folder.remove_all(name);
+    if (is_taken || !name.starts_with(Staging::kFilesPrefix)) continue;
     failed = folder.rename(name, folder, staging_->files_in);
-    break;
+    is_taken = true;
   }
   if (failed != 0) {
     throw IoError({.file = folder.path().string()}, "cannot take over the files", failed);
@@ -264,9 +269,7 @@ void StagedOutput::remove_staging() {
   files_.reset();
   if (!std::exchange(staging_->is_there, false)) return;
   const fs::path path = staging_->folder->path();
-  const std::string name = path.filename().string();
-  int failed = empty_staging(*staging_->folder);
-  if (failed == 0) failed = staging_->place->remove_folder(name);
+  const int failed = remove_staging_folder(*staging_->place, *staging_->folder);
   if (failed == 0) return;
   notes_.push_back(path.string() +
                    " cannot be removed: " + std::generic_category().message(failed));
@@ -287,6 +290,17 @@ void StagedOutput::give_up(bool forever) {
   remove_staging();
   const std::vector<fs::path> made = std::exchange(staging_->made_folders, {});
   for (auto folder = made.rbegin(); folder != made.rend(); ++folder) ::rmdir(folder->c_str());
+}
+
+void StagedOutput::hand_over() {
+  owner_.reset();
+  files_.reset();
+  staging_->is_there = false;
+  staging_->made_folders.clear();
+}
+
+const std::vector<fs::path>& StagedOutput::made_folders() const {
+  return staging_->made_folders;
 }
 
 void StagedOutput::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {

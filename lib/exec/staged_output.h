@@ -58,6 +58,8 @@ class StagedOutput : public Output {
   // Since prepare(): the staging folder, and how files are staged in it.
   const Folder& folder() const;
   StagingPlace place() const;
+  // Whether a run before had begun there.
+  bool goes_on() const { return goes_on_; }
   // Whether a run before had written everything there, so that only the commit is left.
   bool is_written() const;
 
@@ -78,6 +80,10 @@ class StagedOutput : public Output {
   // What a run before has left is of no use: give_up() leaves it as it is, and does not say that
   // the same command goes on.
   void leave_run_before() { leaves_run_before_ = true; }
+  // Instead of commit(), with StageOptions::job: whoever goes on there has what was made.
+  void hand_over();
+  // Those that prepare() has made for the output, outermost first.
+  const std::vector<std::filesystem::path>& made_folders() const;
   const std::vector<std::string>& notes() const override { return notes_; }
 
  private:

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -13,6 +14,8 @@
 namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
+
+constexpr uint64_t kReadAtOnce = 64 << 10;
 
 Folder folder_of(const fs::path& path) {
   try {
@@ -85,6 +88,30 @@ bool TextFile::publish_new() {
   if (failed == EINVAL || failed == ENOSYS) failed = folder_.link(staged_, folder_, name_);
   if (failed != 0 && failed != EEXIST) fail(failed);
   return failed == 0;
+}
+
+std::optional<std::string> own_content(const Folder& folder, const fs::path& name, uint64_t begin,
+                                       uint64_t most) {
+  const Where where{.file = (folder.path() / name).string()};
+  const int fd = folder.open_ours(name, {.is_read_too = true});
+  if (fd < 0 && errno == ENOENT) return std::nullopt;
+  if (fd < 0) throw IoError(where, "cannot open", errno);
+  std::string content;
+  int failed = 0;
+  while (content.size() < most) {
+    const size_t had = content.size();
+    const auto wanted = static_cast<size_t>(std::min<uint64_t>(kReadAtOnce, most - had));
+    content.resize(had + wanted);
+    const ssize_t got =
+        ::pread(fd, content.data() + had, wanted, static_cast<off_t>(begin + had));
+    content.resize(had + static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) failed = errno;
+    if (got <= 0) break;
+  }
+  ::close(fd);
+  if (failed != 0) throw IoError(where, "cannot read", failed);
+  return content;
 }
 
 void replace_text_file(const fs::path& path, const std::string& text, bool durable) {

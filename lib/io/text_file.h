@@ -1,6 +1,7 @@
 // TextFile: a file with a text that gets its name when it is whole.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -42,6 +43,11 @@ class TextFile {
   Folder staged_in_;
   std::string staged_ = {};  // its name there; "": it is not there
 };
+
+// What is in a file of this user's with one name, from `begin` on, `most` bytes at most; nothing if
+// there is none. Throws UsageError if it is anything else, IoError.
+std::optional<std::string> own_content(const Folder& folder, const std::filesystem::path& name,
+                                       uint64_t begin = 0, uint64_t most = ~uint64_t{0});
 
 // Puts a file with `text` in the place of `path`, or makes it. Throws what a TextFile throws.
 void replace_text_file(const std::filesystem::path& path, const std::string& text, bool durable);

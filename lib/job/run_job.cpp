@@ -8,7 +8,10 @@
 #include <thread>
 #include <utility>
 
+#include "base/bytes.h"
+#include "base/kernels.h"
 #include "base/text.h"
+#include "exec/commit.h"
 #include "exec/executor.h"
 #include "exec/far_output.h"
 #include "exec/io_choice.h"
@@ -16,8 +19,13 @@
 #include "exec/leader.h"
 #include "exec/output_sums.h"
 #include "exec/packed_output.h"
+#include "exec/portion.h"
+#include "exec/rank_words.h"
 #include "exec/read_back.h"
+#include "exec/record_checks.h"
+#include "exec/shares.h"
 #include "exec/staged_output.h"
+#include "exec/step_files.h"
 #include "format/checked_records.h"
 #include "io/far_files.h"
 #include "io/folder.h"
@@ -131,6 +139,54 @@ class Writing {
     return stats;
   }
 
+  // Writes what other processes do of it. The journal has what is done before.
+  Planned plan(const PlannedBy& by, uint64_t wanted, Progress& progress) {
+    if (before_) take_over();
+    hashes_ = hashes(progress);
+    set_sink();
+    const RecordChecks checks(job_.plan, records_to_check(job_, options_.verify), options_.verify);
+    if (!before_) {
+      RunState begun{.unit_bytes = io_.unit_bytes};
+      for (OutputId out = 0; out < job_.plan.outputs().size(); ++out) {
+        if (job_.plan.outputs()[out].size == 0) sink_->finish(out);
+      }
+      save(begun);
+      before_.emplace().run = begun;
+    }
+    const uint64_t unit_bytes = before_->run.unit_bytes;
+    const Units units(job_.plan, checks.extra_reads(), unit_bytes);
+    const std::vector<BatchRange>& done = before_->run.done;
+    check_reached(before_->run, units, unit_bytes);
+    uint64_t left = units.bytes();
+    for (const BatchRange& range : done) left -= units.bytes_of(range);
+    const uint64_t longest =
+        wanted > 0 ? left / wanted + 1 : std::max(left / kPortions, kShortestPortion);
+    Shares shares(units, done,
+                  {.cut_bytes = io_.cut_bytes,
+                   .whole_outputs = options_.pack.has_value(),
+                   .portion_bytes = std::min(longest, Shares::kLongest)});
+    const PortionCutter cutter(job_.plan, units, checks.use(), unit_bytes);
+    StepPlan plan{.by = by, .job = rank_job(), .unit_bytes = unit_bytes};
+    for (const fs::path& made : staged_->made_folders()) plan.made_folders.push_back(made.string());
+    std::string portions;
+    while (const std::optional<BatchRange> batches = shares.take(0)) {
+      if (progress.cancelled) throw InterruptedError();
+      const std::string portion = cutter.cut(*batches).encode();
+      plan.portions.push_back({.batches = *batches,
+                               .bytes = units.bytes_of(*batches),
+                               .begin = portions.size(),
+                               .size = portion.size(),
+                               .crc = crc32(0, as_byte_span(portion))});
+      portions += portion;
+    }
+    check_unchanged(*job_.inputs);
+    Planned planned{.folder = staged_->folder().path(),
+                    .portions = plan.portions.size(),
+                    .bytes = left};
+    save_plan(staged_->folder(), std::move(plan), portions);
+    return planned;
+  }
+
   // What a commit to an object store may need. `stats` gets what is read back.
   CommitHelp help(RunStats& stats, Progress& progress) {
     CommitHelp help;
@@ -152,12 +208,16 @@ class Writing {
   }
 
  private:
+  // Of a plan: so many portions, unless that makes them too short for what each costs besides.
+  static constexpr uint64_t kPortions = 256;
+  static constexpr uint64_t kShortestPortion = uint64_t{64} << 20;
   // Of what the run before wrote last.
   static constexpr uint64_t kCheckedAgain = uint64_t{256} << 20;
 
   void load_before() {
     try {
       before_ = load_reached(staged_->folder());
+      if (before_) add_results(staged_->folder(), *before_);
     } catch (const Error&) {
       staged_->leave_run_before();
       throw;
@@ -226,6 +286,17 @@ class Writing {
                  {reached, sums_->state(), bytes_stored() + reached.bytes_stored});
   }
 
+  RankJob rank_job() const {
+    RankJob job{.place = staged_->place(),
+                .options = {.limit_rate = options_.limit_rate,
+                            .pack = options_.pack,
+                            .sha256 = hashes_,
+                            .keep_sums = true}};
+    job.place.path = fs::absolute(job.place.path);
+    job.add_inputs(*job_.inputs);
+    return job;
+  }
+
   GroupWork group_work() {
     return {.staged = *staged_,
             .sums = sums_ ? &*sums_ : nullptr,
@@ -268,10 +339,10 @@ Pointer pointer_of(const Place& place, const fs::path& output) {
 }
 
 // What could not be removed is said with the error, since nobody else will.
-[[noreturn]] void fail_with_notes(const Error& error, Output& output) {
+[[noreturn]] void fail_with_notes(const Error& error, Output& output, bool forever = false) {
   const size_t said = output.notes().size();
   // An input that is damaged will be so the next time.
-  output.give_up(error.kind() == ErrorKind::corrupt);
+  output.give_up(forever || error.kind() == ErrorKind::corrupt);
   if (output.notes().size() == said) error.raise();
   std::string text = error.message();
   for (size_t i = said; i < output.notes().size(); ++i) text += "\n" + output.notes()[i];
@@ -455,26 +526,43 @@ ShareForecast forecast(const Job& job, const fs::path& output, const RunOptions&
       {.ranks = ranks, .cut_bytes = io.cut_bytes, .whole_outputs = options.pack.has_value()});
 }
 
-RunStats run(const Job& job, const fs::path& output, const RunOptions& options, Progress& progress,
-             Group* group) {
-  if (job->hash == ContentHash::check) check_has_content_hashes(*job);
-  if (const std::optional<FarPlace> far = store_of(output)) {
-    return run_far(*job, *far, output, options, progress, group);
+namespace {
+
+StageOptions stage_options(const Job& job, const RunOptions& options, const IoChoice& io,
+                           const JobIdentity* identity) {
+  return {.force = options.force,
+          .durable = options.durable,
+          .whole_folder = job->place.whole,
+          .may_replace = job->place.is_ours,
+          .direct = io.direct,
+          .write_bytes = io.write_bytes,
+          .stripe = striping_of(options, io),
+          .packed = options.pack.has_value(),
+          .job = identity};
+}
+
+void check_can_be_in_steps(const Job& job, const fs::path& output) {
+  if (store_of(output)) {
+    throw UsageError(shown_path(output) + ": is written by one process, not in steps")
+        .with_hint("without --emit-plan and --share it is");
   }
+  for (FileId file = 0; file < job->inputs->size(); ++file) {
+    const InputFile& input = (*job->inputs)[file];
+    if (!is_far(input.path())) continue;
+    throw UsageError(shown_path(input.path()) + ": is read by one process, not in steps")
+        .with_hint("steps read a mounted bucket (rclone mount)");
+  }
+}
+
+RunStats run_into_folder(const Job& job, const fs::path& output, const RunOptions& options,
+                         bool only_goes_on, Progress& progress, Group* group) {
   const IoChoice io = io_of(*job, output, options);
   std::optional<JobIdentity> identity;
   if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(*job, options));
-  StagedOutput staged(job->plan, target_of(*job, output),
-                      {.force = options.force,
-                       .durable = options.durable,
-                       .whole_folder = job->place.whole,
-                       .may_replace = job->place.is_ours,
-                       .direct = io.direct,
-                       .write_bytes = io.write_bytes,
-                       .stripe = striping_of(options, io),
-                       .shared = group != nullptr,
-                       .packed = options.pack.has_value(),
-                       .job = identity ? &*identity : nullptr});
+  StageOptions stage = stage_options(job, options, io, identity ? &*identity : nullptr);
+  stage.shared = group != nullptr;
+  stage.only_goes_on = only_goes_on;
+  StagedOutput staged(job->plan, target_of(*job, output), stage);
   RunStats stats;
   try {
     staged.prepare();
@@ -487,6 +575,75 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options, 
   }
   stats.notes = staged.notes();
   return stats;
+}
+
+// What is planned in `folder`, if that is what `identity` says.
+Planned planned_before(const Folder& folder, const JobIdentity& identity, const fs::path& output) {
+  const std::string difference = difference_from_saved(folder, identity);
+  if (!difference.empty()) {
+    throw UsageError(folder.path().string() +
+                     ": something else is planned there: " + difference)
+        .with_hint("dsckpt commit " + output.string() + " ends it, dsckpt abandon " +
+                   output.string() + " removes it");
+  }
+  const StepPlan plan = load_plan(folder);
+  Planned planned{
+      .folder = folder.path(), .portions = plan.portions.size(), .bytes = 0, .was_there = true};
+  for (const StepPlan::Entry& entry : plan.portions) planned.bytes += entry.bytes;
+  return planned;
+}
+
+}  // namespace
+
+RunStats run(const Job& job, const fs::path& output, const RunOptions& options, Progress& progress,
+             Group* group) {
+  if (job->hash == ContentHash::check) check_has_content_hashes(*job);
+  if (const std::optional<FarPlace> far = store_of(output)) {
+    return run_far(*job, *far, output, options, progress, group);
+  }
+  return run_into_folder(job, output, options, false, progress, group);
+}
+
+Planned plan_steps(const Job& job, const fs::path& output, const RunOptions& given,
+                   const PlannedBy& by, uint64_t portions, Progress& progress) {
+  check_can_be_in_steps(job, output);
+  if (job->hash == ContentHash::check) check_has_content_hashes(*job);
+  RunOptions options = given;
+  options.resume = true;
+  const JobIdentity identity = identity_of(job->plan, *job->inputs, deciding(*job, options));
+  const fs::path target = target_of(*job, output);
+  const Steps before = find_steps(target);
+  if (before.folder && has_plan(*before.folder)) {
+    return planned_before(*before.folder, identity, output);
+  }
+  const IoChoice io = io_of(*job, output, options);
+  StageOptions stage = stage_options(job, options, io, &identity);
+  stage.shared = true;
+  StagedOutput staged(job->plan, target, stage);
+  Planned planned;
+  try {
+    staged.prepare();
+    if (staged.is_written()) {
+      planned.folder = staged.folder().path();
+      save_plan(staged.folder(), {.by = by}, "");
+    } else {
+      planned = Writing(*job, options, io, staged, &staged, output, nullptr)
+                    .plan(by, portions, progress);
+    }
+  } catch (const Error& error) {
+    fail_with_notes(error, staged, !staged.goes_on());
+  }
+  staged.hand_over();
+  return planned;
+}
+
+std::optional<RunStats> commit_planned(const Job& job, const fs::path& output,
+                                       const RunOptions& given, Progress& progress) {
+  if (!can_go_on(target_of(*job, output))) return std::nullopt;
+  if (job->hash == ContentHash::check) check_has_content_hashes(*job);
+  RunOptions options = given;
+  options.resume = true;
+  return run_into_folder(job, output, options, true, progress, nullptr);
 }
 
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options,

@@ -8,6 +8,7 @@
 
 #include "dsckpt/run.h"
 #include "exec/share_forecast.h"
+#include "exec/step_files.h"
 #include "group/group.h"
 #include "job/job_impl.h"
 
@@ -17,6 +18,22 @@ namespace dsckpt {
 // check_place(). With a group, of which this is rank 0, all its ranks read and write.
 RunStats run(const Job& job, const std::filesystem::path& output, const RunOptions& options,
              Progress& progress, Group* group = nullptr);
+
+// The first step of such a run, after which any process may work (exec/step_work.h) and
+// commit_planned() ends it. Refuses what other processes could not do.
+struct Planned {
+  std::filesystem::path folder = {};
+  size_t portions = 0;
+  uint64_t bytes = 0;      // that they write, or read only to check them
+  bool was_there = false;  // before, of the same job
+};
+// `by`: the command that calls commit_planned() with the same arguments. `portions`: about so many;
+// 0: as many as suit. Throws what run() throws.
+Planned plan_steps(const Job& job, const std::filesystem::path& output, const RunOptions& options,
+                   const PlannedBy& by, uint64_t portions, Progress& progress);
+// The last step: does what is left, and commits. Nothing if nothing is planned or left there.
+std::optional<RunStats> commit_planned(const Job& job, const std::filesystem::path& output,
+                                       const RunOptions& options, Progress& progress);
 
 // Whether that could begin, without a byte written: throws what it would for the place. Returns
 // what it would say of the space; "" if that suffices. With RunOptions::resume nothing is looked

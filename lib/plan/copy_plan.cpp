@@ -63,32 +63,6 @@ uint64_t CopyPlan::bytes_read_an_element(const CopyItem& item) const {
   }
 }
 
-namespace {
-
-// Calls `take` with each operand of a weighted item and the type of its elements.
-template <typename F>
-void for_each_operand(std::span<const Rows> operands, const std::vector<PlannedTerm>& terms,
-                      F&& take) {
-  size_t i = 0;
-  for (const PlannedTerm& term : terms) {
-    for (uint32_t k = 0; k < term.operands; ++k) take(operands[i++], term.stored);
-  }
-}
-
-bool are_well_formed(const std::vector<PlannedTerm>& terms, size_t texts, size_t operands) {
-  size_t sum = 0;
-  for (const PlannedTerm& term : terms) {
-    const bool good = (term.op == Op::copy && term.operands == 1) ||
-                      (term.op == Op::mean && term.stored == DType::float32 && term.operands > 0) ||
-                      (term.op == Op::same && term.operands > 1 && term.what < texts);
-    const bool widens = term.stored == DType::float32 || term.stored == DType::bfloat16 ||
-                        term.stored == DType::float16;
-    if (!good || !widens || !(term.weight > 0) || !(term.share >= 0)) return false;
-    sum += term.operands;
-  }
-  return !terms.empty() && sum == operands;
-}
-
 void check_paths(const std::vector<PlannedFile>& outputs) {
   KeyedSet<std::string_view> seen;
   for (const PlannedFile& file : outputs) {
@@ -115,6 +89,32 @@ void check_paths(const std::vector<PlannedFile>& outputs) {
       }
     }
   }
+}
+
+namespace {
+
+// Calls `take` with each operand of a weighted item and the type of its elements.
+template <typename F>
+void for_each_operand(std::span<const Rows> operands, const std::vector<PlannedTerm>& terms,
+                      F&& take) {
+  size_t i = 0;
+  for (const PlannedTerm& term : terms) {
+    for (uint32_t k = 0; k < term.operands; ++k) take(operands[i++], term.stored);
+  }
+}
+
+bool are_well_formed(const std::vector<PlannedTerm>& terms, size_t texts, size_t operands) {
+  size_t sum = 0;
+  for (const PlannedTerm& term : terms) {
+    const bool good = (term.op == Op::copy && term.operands == 1) ||
+                      (term.op == Op::mean && term.stored == DType::float32 && term.operands > 0) ||
+                      (term.op == Op::same && term.operands > 1 && term.what < texts);
+    const bool widens = term.stored == DType::float32 || term.stored == DType::bfloat16 ||
+                        term.stored == DType::float16;
+    if (!good || !widens || !(term.weight > 0) || !(term.share >= 0)) return false;
+    sum += term.operands;
+  }
+  return !terms.empty() && sum == operands;
 }
 
 // `rows` lie inside `name`, which has `size` bytes, and between elements of `dtype`.

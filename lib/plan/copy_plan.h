@@ -112,6 +112,8 @@ struct PlannedFile {
   std::string path;
   uint64_t size = 0;
 };
+// Throws InconsistentError if one is no path inside the output folder, or two cannot both be there.
+void check_paths(const std::vector<PlannedFile>& outputs);
 
 // "The CRC32 of output bytes [begin, end) belongs, little-endian, at `patches`": zip wants the
 // checksum of data it has just been given. Range and items start and end together; the places lie

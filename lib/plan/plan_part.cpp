@@ -366,7 +366,13 @@ void PlanParts::check_update(const PlannedUpdate& update, const CopyPlan& plan) 
 }
 
 CopyPlan read_plan(VarintReader& reader) {
-  return PlanParts::read(reader);
+  CopyPlan plan = PlanParts::read(reader);
+  try {
+    check_paths(plan.outputs());
+  } catch (const InconsistentError& error) {
+    throw CorruptError(error.where(), error.message());
+  }
+  return plan;
 }
 
 }  // namespace dsckpt

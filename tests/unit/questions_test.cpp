@@ -215,7 +215,7 @@ TEST_F(QuestionsTest, WhatNobodyKnowsIsRefused) {
   RankJob job{.tasks = Tasks::questions};
   job.add_inputs(inputs_);
   const Group group({0, "n0"}, 1, {}, std::chrono::seconds(60));
-  RankInputs inputs(job, group);
+  RankInputs inputs(job, &group);
   Progress progress;
   EXPECT_THROW(answer_question("", inputs, 1, progress), CorruptError);
   EXPECT_ERROR(answer_question(std::string_view("\0\1\x63", 3), inputs, 1, progress), CorruptError,

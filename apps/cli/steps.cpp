@@ -1,0 +1,235 @@
+#include "cli/steps.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/text.h"
+#include "cli/cli.h"
+#include "cli/interrupt.h"
+#include "cli/messages.h"
+#include "cli/option_facts.h"
+#include "cli/progress_display.h"
+#include "cli/version.h"
+#include "dsckpt/error.h"
+#include "job/job_impl.h"
+#include "job/run_job.h"
+
+namespace dsckpt::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+
+constexpr size_t kMostShares = 65536;
+constexpr uint64_t kMostPortions = 10'000'000;
+constexpr milliseconds kBetweenLooks{200};
+// In which share 0 has planned, if there is no output yet, and if there is one, which may be its.
+constexpr int64_t kLongestPlanning = 600;
+constexpr int64_t kLongestWithOutput = 20;
+
+// What is about the process that plans, and not about what is planned.
+bool is_of_the_process(const CLI::Option& option) {
+  static const std::set<std::string> kNames{
+      "emit-plan", "portions",     "share", "threads",   "io-class",  "progress", "group",
+      "resume",    "rank-timeout", "ranks", "disk-rate", "network-rate"};
+  if (option.get_group() == kCommonGroup) return true;
+  const std::vector<std::string>& names = option.get_lnames();
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return kNames.contains(name); });
+}
+
+// As they are parsed: options by their long names, then what stands without one.
+std::vector<std::string> words_of(const CLI::App& app) {
+  std::vector<std::string> words{app.get_name()};
+  std::vector<std::string> paths;
+  const CLI::App* command = &app;
+  for (const CLI::App* sub : app.get_subcommands()) {
+    words.push_back(sub->get_name());
+    command = sub;
+  }
+  for (const CLI::Option* option : command->get_options()) {
+    if (option->count() == 0 || is_of_the_process(*option)) continue;
+    for (const std::string& value : option->results()) {
+      if (option->get_positional()) {
+        paths.push_back(value);
+      } else if (option->get_expected_max() == 0 && value == "true") {
+        words.push_back("--" + option->get_lnames().front());
+      } else {
+        words.push_back("--" + option->get_lnames().front() + "=" + value);
+      }
+    }
+  }
+  words.emplace_back("--commit-planned");
+  words.emplace_back("--");
+  words.insert(words.end(), paths.begin(), paths.end());
+  return words;
+}
+
+RunOptions options_of(const Common& common, const RunArguments& run) {
+  RunOptions options = run.options;
+  if (options.threads == 0) options.threads = common.threads;
+  return options;
+}
+
+Planned plan_job(const CLI::App& app, const Common& common, const Job& job, const fs::path& output,
+                 const RunArguments& run, Progress& progress) {
+  const ProgressDisplay display(progress, common);
+  const Writing writing;
+  if (progress.cancelled) throw InterruptedError();
+  return plan_steps(job, output, options_of(common, run),
+                    {.program = this_program(),
+                     .words = words_of(app),
+                     .folder = fs::current_path().string()},
+                    run.steps.portions, progress);
+}
+
+StepsDone work_here(const Common& common, const Folder& folder, const StepShare& share,
+                    Progress& progress) {
+  progress.bytes_done = 0;
+  progress.bytes_total = 0;
+  const ProgressDisplay display(progress, common);
+  const Writing writing;
+  return work_on_steps(folder, this_program(), {.threads = common.threads, .share = share},
+                       progress);
+}
+
+}  // namespace
+
+std::string this_program() {
+  return std::string("dsckpt ") + kVersion + " (" + kCommit + ")";
+}
+
+StepShare parse_share(const std::string& text) {
+  StepShare share;
+  const char* const end = text.data() + text.size();
+  const auto [slash, bad] = std::from_chars(text.data(), end, share.number);
+  if (bad == std::errc() && slash != end && *slash == '/') {
+    const auto [last, failed] = std::from_chars(slash + 1, end, share.of);
+    if (failed == std::errc() && last == end && share.number < share.of &&
+        share.of <= kMostShares) {
+      return share;
+    }
+  }
+  throw UsageError("--share " + text + ": is not I/N, with I from 0 to N - 1, and N up to " +
+                   std::to_string(kMostShares))
+      .with_hint("of four processes they are 0/4, 1/4, 2/4 and 3/4");
+}
+
+void add_step_options(CLI::App& app, Common& common, StepArguments& steps) {
+  app.add_flag_callback(
+      "--emit-plan",
+      [&] {
+        steps.plans = true;
+        common.group_options.engine = GroupEngine::none;
+      },
+      "Only plan: any number of 'dsckpt work DIR' do it, and 'dsckpt commit DIR' ends it; prints\n"
+      "DIR, beside the output or in it");
+  in_range(app.add_option("--portions", steps.portions,
+                          "With --emit-plan: cut it into about N portions (default: as it suits)"),
+           uint64_t{1}, kMostPortions)
+      ->type_name("N");
+  app.add_option_function<std::string>(
+         "--share",
+         [&](const std::string& text) {
+           steps.share = parse_share(text);
+           common.group_options.engine = GroupEngine::none;
+         },
+         "Be one of N processes that any engine has started with this command: 0 plans and\n"
+         "commits, the others wait for the plan and work")
+      ->type_name("I/N");
+  // Of `dsckpt commit`, which calls the command that has planned.
+  app.add_flag_callback(
+         "--commit-planned",
+         [&] {
+           steps.commits = true;
+           common.group_options.engine = GroupEngine::none;
+         },
+         "Commit what was planned")
+      ->group("");
+}
+
+int plan_first(const CLI::App& app, const Common& common, const Job& job, const fs::path& output,
+               const RunArguments& run, Progress& progress) {
+  const Planned planned = plan_job(app, common, job, output, run, progress);
+  const std::string folder = planned.folder.string();
+  if (common.json) {
+    nlohmann::json data = job_json(*job);
+    data["output"] = output.string();
+    data["steps"] = {{"folder", folder},
+                     {"portions", planned.portions},
+                     {"bytes", planned.bytes},
+                     {"was_planned", planned.was_there}};
+    print_json("plan", std::move(data));
+    return kDone;
+  }
+  std::cout << folder << "\n";
+  if (common.quiet) return kDone;
+  std::cerr << app.get_name() << ": " << (planned.was_there ? "was planned before: " : "planned: ")
+            << counted(planned.portions, "portion") << ", " << human_bytes(planned.bytes) << "\n"
+            << app.get_name() << ": next: dsckpt work " << printable(shell_word(folder)) << "\n";
+  return kDone;
+}
+
+void plan_and_work(const CLI::App& app, const Common& common, const Job& job,
+                   const fs::path& output, const RunArguments& run, Progress& progress) {
+  const Planned planned = plan_job(app, common, job, output, run, progress);
+  const Steps steps = find_steps(planned.folder);
+  if (steps.folder) work_here(common, *steps.folder, *run.steps.share, progress);
+}
+
+bool is_later_share(const StepArguments& steps) {
+  return steps.share && steps.share->number > 0;
+}
+
+Steps wait_for_plan(const fs::path& path, int64_t seconds, const Progress& progress) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  for (;;) {
+    if (progress.cancelled) throw InterruptedError();
+    Steps steps = find_steps(path);
+    const bool is_planned = steps.folder && has_plan(*steps.folder);
+    if (is_planned || std::chrono::steady_clock::now() >= end) return steps;
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+}
+
+int work_on_share(const CLI::App& app, const Common& common, const fs::path& output,
+                  const RunArguments& run) {
+  Progress progress;
+  const InterruptGuard guard(progress);
+  const bool was_there = find_steps(output).is_output_there;
+  const Steps steps = while_shown(progress, common, [&] {
+    return wait_for_plan(output, was_there ? kLongestWithOutput : kLongestPlanning, progress);
+  });
+  const std::string number = std::to_string(run.steps.share->number);
+  if (!steps.folder || !has_plan(*steps.folder)) {
+    if (steps.is_output_there) {
+      note(app, common,
+           output.string() + " is there, and nothing is left for share " + number + " to do");
+      return kDone;
+    }
+    throw IoError({.file = output.string()}, "nobody has planned it within " +
+                  counted(static_cast<uint64_t>(kLongestPlanning), "second"), 0)
+        .with_hint("share 0 plans: look whether it runs, and sees the same folder");
+  }
+  const StepsDone done = work_here(common, *steps.folder, *run.steps.share, progress);
+  if (common.json) {
+    print_json("work", {{"output", output.string()},
+                        {"folder", steps.folder->path().string()},
+                        {"portions_done", done.portions},
+                        {"bytes_done", done.bytes},
+                        {"portions_left", done.left}});
+  } else if (!common.quiet) {
+    std::cerr << app.get_name() << ": share " << number << ": " << counted(done.portions, "portion")
+              << ", " << human_bytes(done.bytes) << "\n";
+  }
+  return kDone;
+}
+
+}  // namespace dsckpt::cli

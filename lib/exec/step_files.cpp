@@ -1,0 +1,419 @@
+#include "exec/step_files.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/host.h"
+#include "base/kernels.h"
+#include "base/random.h"
+#include "base/text.h"
+#include "base/varint.h"
+#include "dsckpt/error.h"
+#include "exec/commit.h"
+#include "exec/staging_owner.h"
+#include "io/text_file.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kPortions = "portions";
+constexpr const char* kResults = "results";
+constexpr const char* kFailed = "failed";
+constexpr uint64_t kStepFormat = 1;
+
+std::string shown_in(const Folder& folder, const fs::path& name) {
+  return (folder.path() / name).string();
+}
+
+IoError damaged_step(const Folder& folder, const fs::path& name, const std::string& hint) {
+  return IoError({.file = shown_in(folder, name)}, "is damaged", 0).with_hint(hint);
+}
+
+std::string how_to_begin_anew(const Folder& folder) {
+  return "dsckpt abandon " + folder.path().string() + ", and plan anew";
+}
+
+std::string with_checksum(const std::string& content) {
+  std::string bytes;
+  append_le(bytes, crc32(0, as_byte_span(content)));
+  return bytes + content;
+}
+
+// Nothing if it is not as it was written.
+std::optional<std::string_view> without_checksum(std::string_view bytes) {
+  constexpr size_t kSize = sizeof(uint32_t);
+  if (bytes.size() < kSize) return std::nullopt;
+  const std::string_view content = bytes.substr(kSize);
+  if (load_le<uint32_t>(as_byte_span(bytes).data()) != crc32(0, as_byte_span(content))) {
+    return std::nullopt;
+  }
+  return content;
+}
+
+void write_texts(VarintWriter& writer, const std::vector<std::string>& texts) {
+  writer.number(texts.size());
+  for (const std::string& text : texts) writer.text(text);
+}
+
+std::vector<std::string> read_texts(VarintReader& reader) {
+  std::vector<std::string> texts(reader.count());
+  for (std::string& text : texts) text = reader.text();
+  return texts;
+}
+
+std::string encode(const StepPlan& plan, uint64_t folder) {
+  VarintWriter writer;
+  // What any version can read of any other one's.
+  writer.text(plan.by.program);
+  writer.number(kStepFormat);
+  write_texts(writer, plan.by.words);
+  writer.text(plan.by.folder);
+  writer.number(folder);
+  write_texts(writer, plan.made_folders);
+  writer.text(plan.job.encode());
+  writer.number(plan.unit_bytes);
+  writer.number(plan.number);
+  writer.number(plan.portions.size());
+  for (const StepPlan::Entry& entry : plan.portions) {
+    for (const uint64_t number : {entry.batches.first, entry.batches.last, entry.bytes, entry.begin,
+                                  entry.size, uint64_t{entry.crc}}) {
+      writer.number(number);
+    }
+  }
+  return writer.take();
+}
+
+StepPlan decode(const Folder& folder, std::string_view bytes) {
+  VarintReader reader(bytes);
+  StepPlan plan;
+  plan.by.program = reader.text();
+  if (reader.number() != kStepFormat) {
+    throw UsageError(shown_in(folder, kPlanFile) + ": another release has planned it: " +
+                     plan.by.program)
+        .with_hint("go on with that one, or " + how_to_begin_anew(folder));
+  }
+  plan.by.words = read_texts(reader);
+  plan.by.folder = reader.text();
+  if (reader.number() != folder.number()) {
+    throw UsageError(folder.path().string() + ": is a copy of the folder that was planned in")
+        .with_hint("go on in that one; the files of a copy may be another run's");
+  }
+  plan.made_folders = read_texts(reader);
+  plan.job = RankJob::decode(reader.text());
+  plan.unit_bytes = reader.number();
+  plan.number = reader.number();
+  plan.portions.resize(reader.count());
+  for (StepPlan::Entry& entry : plan.portions) {
+    entry.batches.first = reader.number();
+    entry.batches.last = reader.number();
+    entry.bytes = reader.number();
+    entry.begin = reader.number();
+    entry.size = reader.number();
+    entry.crc = static_cast<uint32_t>(reader.number());
+  }
+  return plan;
+}
+
+// The content of `plan`; nothing if there is none.
+std::optional<std::string> plan_content(const Folder& folder) {
+  const std::optional<std::string> bytes = own_content(folder, kPlanFile);
+  if (!bytes) return std::nullopt;
+  const std::optional<std::string_view> content = without_checksum(*bytes);
+  if (!content) throw damaged_step(folder, kPlanFile, how_to_begin_anew(folder));
+  return std::string(*content);
+}
+
+fs::path result_name(size_t portion) {
+  return fs::path(kResults) / std::to_string(portion);
+}
+
+// Letters, digits and hyphens of it.
+std::string name_of_host() {
+  std::string name = host_name();
+  std::replace_if(
+      name.begin(), name.end(),
+      [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_'; }, '-');
+  return name.empty() ? "host" : name;
+}
+
+std::string first_that_begins(const Folder& folder, std::string_view prefix) {
+  for (std::string& name : folder.names()) {
+    if (name.starts_with(prefix)) return std::move(name);
+  }
+  return "";
+}
+
+bool holds_something(const fs::path& output) {
+  std::error_code failed;
+  if (!fs::is_directory(output, failed)) return fs::exists(output, failed);
+  return !fs::is_empty(output, failed) && !failed;
+}
+
+}  // namespace
+
+void save_plan(const Folder& folder, StepPlan plan, const std::string& portions) {
+  plan.number = random_number();
+  for (const char* name : {kResults, kFailed}) {
+    // Of a plan before, that was never finished.
+    int failed = folder.remove_all(name);
+    if (failed == 0) failed = folder.make_folder(name, 0700);
+    if (failed != 0) {
+      throw IoError({.file = shown_in(folder, name)}, "cannot make the folder", failed);
+    }
+  }
+  replace_text_file(folder, kPortions, portions, true);
+  replace_text_file(folder, kPlanFile, with_checksum(encode(plan, folder.number())), true);
+}
+
+bool has_plan(const Folder& folder) {
+  return folder.has(kPlanFile);
+}
+
+std::optional<std::string> planned_by(const Folder& folder) {
+  const std::optional<std::string> content = plan_content(folder);
+  if (!content) return std::nullopt;
+  return VarintReader(*content).text();
+}
+
+StepPlan load_plan(const Folder& folder) {
+  const std::optional<std::string> content = plan_content(folder);
+  if (!content) {
+    throw IoError({.file = shown_in(folder, kPlanFile)}, "cannot open", ENOENT);
+  }
+  try {
+    return decode(folder, *content);
+  } catch (const CorruptError&) {
+    throw damaged_step(folder, kPlanFile, how_to_begin_anew(folder));
+  }
+}
+
+Portion load_portion(const Folder& folder, const StepPlan& plan, size_t portion) {
+  const StepPlan::Entry& entry = plan.portions.at(portion);
+  const std::optional<std::string> bytes =
+      own_content(folder, kPortions, entry.begin, static_cast<size_t>(entry.size));
+  if (!bytes) throw IoError({.file = shown_in(folder, kPortions)}, "cannot open", ENOENT);
+  if (crc32(0, as_byte_span(*bytes)) != entry.crc || bytes->size() != entry.size) {
+    throw damaged_step(folder, kPortions, how_to_begin_anew(folder));
+  }
+  Portion found = Portion::decode(*bytes);
+  for (const FileId file : found.part.files) {
+    if (file >= plan.job.inputs.size()) {
+      throw damaged_step(folder, kPortions, how_to_begin_anew(folder));
+    }
+  }
+  return found;
+}
+
+void save_result(const Folder& folder, const StepPlan& plan, size_t portion,
+                 const PortionResult& result) {
+  VarintWriter writer;
+  writer.number(plan.number);
+  writer.number(portion);
+  writer.text(result.encode());
+  replace_text_file(folder.below(kResults), std::to_string(portion), with_checksum(writer.take()),
+                    true);
+}
+
+bool has_result(const Folder& folder, size_t portion) {
+  return folder.has(result_name(portion));
+}
+
+std::optional<PortionResult> load_result(const Folder& folder, const StepPlan& plan,
+                                         size_t portion) {
+  const fs::path name = result_name(portion);
+  if (!folder.has(name)) return std::nullopt;
+  const std::optional<std::string> bytes =
+      own_content(folder.below(kResults), name.filename().string());
+  if (!bytes) return std::nullopt;
+  const auto damaged = [&] {
+    return damaged_step(folder, name, "remove it, and that portion is done again");
+  };
+  const std::optional<std::string_view> content = without_checksum(*bytes);
+  if (!content) throw damaged();
+  try {
+    VarintReader reader(*content);
+    const bool is_of_plan = reader.number() == plan.number && reader.number() == portion;
+    PortionResult result = PortionResult::decode(reader.text());
+    const BatchRange& batches = plan.portions.at(portion).batches;
+    if (!is_of_plan || result.batches.first != batches.first ||
+        result.batches.last != batches.last) {
+      throw damaged();
+    }
+    return result;
+  } catch (const CorruptError&) {
+    throw damaged();
+  }
+}
+
+void add_results(const Folder& folder, Reached& reached) {
+  if (!has_plan(folder)) return;
+  const StepPlan plan = load_plan(folder);
+  if (reached.run.unit_bytes != plan.unit_bytes) {
+    throw damaged_step(folder, kPlanFile, how_to_begin_anew(folder));
+  }
+  std::vector<BatchRange> done = reached.run.done;
+  const auto is_begun = [&](const BatchRange& range) {
+    return std::any_of(reached.run.done.begin(), reached.run.done.end(), [&](const auto& each) {
+      return each.first < range.last && range.first < each.last;
+    });
+  };
+  std::vector<OutputSums::State::Written>& written = reached.sums.written;
+  for (size_t portion = 0; portion < plan.portions.size(); ++portion) {
+    if (is_begun(plan.portions[portion].batches)) continue;
+    const std::optional<PortionResult> result = load_result(folder, plan, portion);
+    if (!result) continue;
+    done.push_back(result->batches);
+    reached.run.bytes_read += result->sums.bytes_read;
+    reached.bytes_stored += result->bytes_stored;
+    const PartSums& sums = result->sums;
+    reached.run.digests.insert(reached.run.digests.end(), sums.digests.begin(), sums.digests.end());
+    reached.run.records.insert(reached.run.records.end(), sums.records.begin(), sums.records.end());
+    written.insert(written.end(), result->written.written.begin(), result->written.written.end());
+  }
+  std::sort(done.begin(), done.end(),
+            [](const BatchRange& a, const BatchRange& b) { return a.first < b.first; });
+  reached.run.done.clear();
+  for (const BatchRange& range : done) {
+    if (!reached.run.done.empty() && reached.run.done.back().last == range.first) {
+      reached.run.done.back().last = range.last;
+    } else {
+      reached.run.done.push_back(range);
+    }
+  }
+  std::sort(written.begin(), written.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.out, a.offset) < std::pair(b.out, b.offset);
+  });
+  join_pieces(reached.run.digests);
+}
+
+void StepFailure::raise() const {
+  throw_failure(failure, "portion " + std::to_string(portion) + ", on " + host);
+}
+
+void save_failure(const Folder& folder, size_t portion, const std::exception& failure) {
+  try {
+    replace_text_file(folder.below(kFailed), std::to_string(portion) + "." + name_of_host(),
+                      with_checksum(encode_failure(failure)), false);
+  } catch (const Error&) {  // it is only said, and said elsewhere as well
+  }
+}
+
+std::vector<StepFailure> load_failures(const Folder& folder) {
+  std::vector<StepFailure> failures;
+  if (!folder.has(kFailed)) return failures;
+  const Folder failed = folder.below(kFailed);
+  for (const std::string& name : failed.names()) {
+    StepFailure found;
+    const char* const end = name.data() + name.size();
+    const auto [dot, bad] = std::from_chars(name.data(), end, found.portion);
+    if (bad != std::errc() || dot == end || *dot != '.' || has_result(folder, found.portion) ||
+        name.find(".dsckpt-") != std::string::npos) {
+      continue;
+    }
+    found.host = std::string(dot + 1, end);
+    const std::optional<std::string> bytes = own_content(failed, name);
+    const std::optional<std::string_view> content = bytes ? without_checksum(*bytes) : std::nullopt;
+    if (!content) continue;
+    found.failure = std::string(*content);
+    failures.push_back(std::move(found));
+  }
+  std::sort(failures.begin(), failures.end(), [](const StepFailure& a, const StepFailure& b) {
+    return std::pair(a.portion, a.host) < std::pair(b.portion, b.host);
+  });
+  return failures;
+}
+
+std::string files_now(const Folder& folder) {
+  return first_that_begins(folder, Staging::kFilesPrefix);
+}
+
+std::string attempts_now(const Folder& folder) {
+  return first_that_begins(folder, Staging::kAttemptsPrefix);
+}
+
+Steps find_steps(const fs::path& path) {
+  const fs::path given = without_slash(path);
+  const std::string name = given.filename().string();
+  const std::string resume = std::string(kStagingPrefix) + "resume";
+  Steps steps;
+  if (name.starts_with(kStagingPrefix)) {
+    const bool is_beside = name.starts_with(resume + "-");
+    steps.output = is_beside ? given.parent_path() / name.substr(resume.size() + 1)
+                             : given.parent_path();
+    std::error_code failed;
+    if (fs::is_directory(given.parent_path(), failed)) {
+      steps.place = Folder::at(given.parent_path());
+      steps.folder = steps.place->own(name);
+    }
+  } else {
+    steps.output = resolved_path(given);
+    for (const bool whole_folder : {true, false}) {
+      if (steps.folder) break;
+      if (std::optional<Resumable> found = find_resumable(steps.output, whole_folder)) {
+        steps.place = std::move(found->place);
+        steps.folder = std::move(found->folder);
+      }
+    }
+  }
+  if (steps.folder && !has_job(*steps.folder)) steps.folder.reset();
+  steps.is_output_there = holds_something(steps.output);
+  return steps;
+}
+
+Steps find_planned(const fs::path& path) {
+  Steps steps = find_steps(path);
+  if (!steps.folder) {
+    throw UsageError(path.string() + ": nothing is planned there")
+        .with_hint("the tool's command with --emit-plan plans; give its output, or the folder that "
+                   "it prints");
+  }
+  if (!has_plan(*steps.folder)) {
+    throw UsageError(steps.folder->path().string() + ": holds a run that was stopped, and no plan")
+        .with_hint("the same command goes on with --resume, or plans the rest with --emit-plan");
+  }
+  return steps;
+}
+
+void abandon_steps(const Steps& steps) {
+  const Folder& folder = *steps.folder;
+  const std::string path = folder.path().string();
+  std::vector<std::string> made;
+  try {
+    if (has_plan(folder)) made = load_plan(folder).made_folders;
+  } catch (const Error&) {  // it is removed all the same
+  }
+  {
+    const StagingOwner owner(folder);
+    bool is_written = false;
+    try {
+      is_written = load_written(folder).has_value();
+    } catch (const IoError&) {  // a damaged one
+    }
+    if (is_written) {
+      throw UsageError(path + ": is written, and its commit may have begun")
+          .with_hint("dsckpt commit " + steps.output.string() + " ends it");
+    }
+    // Whoever works there finds neither, and makes nothing new.
+    folder.remove(kPlanFile);
+    forget_reached(folder);
+    for (const std::string& name : {files_now(folder), attempts_now(folder)}) {
+      if (!name.empty()) folder.rename(name, folder, "gone-" + std::to_string(random_number()));
+    }
+  }
+  const int failed = remove_staging_folder(*steps.place, folder);
+  if (failed != 0 && failed != ENOENT) {
+    throw IoError({.file = path}, "cannot be removed", failed);
+  }
+  for (auto each = made.rbegin(); each != made.rend(); ++each) ::rmdir(each->c_str());
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,422 @@
+"""Conversions in steps: one process plans, any number work, one commits, and each may be killed and called again.
+
+STEPS=all takes every checkpoint, and STEPS_ROUNDS=N so many rounds of the campaign; STEPS_SEED chooses them.
+"""
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+import large_checkpoint
+import tools
+from cli_common import STAGING, CliTest, tree
+from group_test import COMMANDS
+from tools import filled, run_tool
+
+ALL = os.environ.get("STEPS") == "all"
+ROUNDS = int(os.environ.get("STEPS_ROUNDS", "20"))
+SEED = int(os.environ.get("STEPS_SEED", "1"))
+CUT = ["--emit-plan", "--portions", "9"]
+
+
+class StepsTest(CliTest):
+
+    def large(self, elements=3 << 20):
+        folder = self.new_path("ckpt")
+        large_checkpoint.write_one(folder, elements)
+        return folder
+
+    def start(self, *words):
+        binary = pathlib.Path(os.environ["DSCKPT_BIN"]) / words[0]
+        return subprocess.Popen([str(binary), *map(str, words[1:])], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                text=True)
+
+    def finish(self, process, statuses=(0,)):
+        out, err = process.communicate(timeout=120)
+        self.assertIn(process.returncode, statuses, err)
+        return out, err
+
+    def plan(self, command, source, out, options=CUT):
+        done = run_tool(*filled(command, source, out), *options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return pathlib.Path(done.stdout.splitlines()[-1])
+
+    def run_step(self, *words, status=0, **options):
+        done = run_tool("dsckpt", *words, **options)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done
+
+    def state(self, path):
+        return json.loads(self.run_step("steps", path, "--json").stdout)["data"]
+
+    def alone(self, command, source):
+        out = self.new_path("alone")
+        done = run_tool(*filled(command, source, out))
+        return done.returncode, tree(out) if out.exists() else None
+
+    def left_in(self, folder):
+        return [path for path in folder.rglob(STAGING + "*")]
+
+
+class SameBytesTest(StepsTest):
+
+    def assert_same(self, command, source, workers, at_once):
+        status, expected = self.alone(command, source)
+        if status != 0:
+            return 0
+        out = self.new_path("out")
+        folder = self.plan(command, source, out)
+        running = [self.start("dsckpt", "work", out if number % 2 else folder, "--share", f"{number}/{workers}")
+                   for number in range(workers)] if at_once else []
+        for number in range(0 if at_once else workers):
+            self.run_step("work", folder, "--share", f"{number}/{workers}", "--only-share")
+        for each in running:
+            self.finish(each)
+        self.assertEqual(self.state(out)["state"], "complete")
+        self.run_step("commit", out)
+        # Not assertEqual, which shows all bytes.
+        self.assertTrue(tree(out) == expected, f"{workers} workers make other bytes than one process")
+        self.assertEqual(self.left_in(self.root), [])
+        self.assertEqual(self.state(out)["state"], "committed")
+        return 1
+
+    def test_any_number_of_workers_makes_the_bytes_of_one_process(self):
+        cases = [*tools.all_cases(), *tools.model_parallel_cases()]
+        compared = 0
+        for number, case in enumerate(cases if ALL else cases[::12]):
+            for index, command in enumerate(COMMANDS):
+                if not ALL and (number + index) % 3:
+                    continue
+                workers = 1 + (number + index) % 4
+                with self.subTest(case=case.name, command=command, workers=workers):
+                    compared += self.assert_same(command, case.load_dir, workers, (number + index) % 2 == 0)
+        self.assertGreater(compared, 10)
+
+    def test_one_file_of_many_portions(self):
+        source = self.large()
+        for command in (["zero-to-fp32", "IN", "OUT"], ["zero-to-fp32", "IN", "OUT", "--safe-serialization"],
+                        ["zero-to-fp32", "IN", "OUT", "--verify-output", "--fsync"],
+                        ["reshard", "IN", "OUT", "--dp", "2"]):
+            for workers in (1, 2, 3, 4):
+                with self.subTest(command=command, workers=workers):
+                    self.assertEqual(self.assert_same(command, source, workers, workers % 2 == 0), 1)
+
+    def test_packed_files_are_unpacked(self):
+        source = tools.case_named("z2_bf16_w2").load_dir
+        packed = self.new_path("packed")
+        self.assertEqual(run_tool("ckpt-pack", "pack", source, packed, "--sha256").returncode, 0)
+        self.assertEqual(self.assert_same(["ckpt-pack", "unpack", "IN", "OUT", "--sha256"], packed, 2, True), 1)
+
+    def test_the_report_is_that_of_one_process(self):
+        source = tools.case_named("z3_bf16_w2" if False else "z2_bf16_w2").load_dir
+        alone, out = self.new_path("alone"), self.new_path("out")
+        command = ["zero-to-fp32", "IN", "OUT"]
+        one = json.loads(run_tool(*filled(command, source, alone), "--json").stdout)["data"]
+        self.plan(command, source, out)
+        self.run_step("work", out)
+        several = json.loads(self.run_step("commit", out, "--json").stdout)["data"]
+        for changes in ("output", "next", "seconds", "bytes_kept"):
+            self.assertIn(changes, several)
+            one.pop(changes), several.pop(changes)
+        self.assertEqual(several, one)
+
+    def test_shares_of_one_command_do_all_steps(self):
+        source = self.large()
+        command = ["zero-to-fp32", "IN", "OUT", "--safe-serialization"]
+        _, expected = self.alone(command, source)
+        out = self.new_path("out")
+        later = [self.start(*filled(command, source, out), "--share", f"{number}/3") for number in (2, 1)]
+        time.sleep(0.3)
+        self.finish(self.start(*filled(command, source, out), "--share", "0/3"))
+        for each in later:
+            self.finish(each)
+        self.assertTrue(tree(out) == expected)
+        self.assertEqual(self.left_in(self.root), [])
+
+    def test_an_output_in_a_folder_that_is_there(self):
+        source = tools.case_named("z2_bf16_w2").load_dir
+        out = self.new_path("out")
+        out.mkdir()
+        (out / "config.json").write_text("{}")
+        command = ["zero-to-fp32", "IN", "OUT", "--safe-serialization"]
+        folder = self.plan(command, source, out)
+        self.assertEqual(folder.parent, out)
+        self.run_step("work", folder)
+        self.run_step("commit", folder)
+        self.assertEqual(sorted(path.name for path in out.iterdir()), ["config.json", "model.safetensors"])
+        self.run_step("commit", folder)
+
+
+class RepeatedTest(StepsTest):
+    COMMAND = ["zero-to-fp32", "IN", "OUT"]
+
+    def test_each_step_may_be_called_again(self):
+        source, out = self.large(), self.new_path("out")
+        _, expected = self.alone(self.COMMAND, source)
+        self.assertEqual(self.state(out)["state"], "none")
+        for words in (["work", out], ["commit", out]):
+            self.assertIn("nothing is planned there", self.run_step(*words, status=2).stderr)
+        self.run_step("abandon", out)
+        folder = self.plan(self.COMMAND, source, out)
+        self.assertEqual(self.state(folder)["state"], "planned")
+        self.assertEqual(self.plan(self.COMMAND, source, out), folder)
+        other = run_tool("zero-to-fp32", source, out, "--dtype", "bf16", "--emit-plan")
+        self.assertEqual(other.returncode, 2)
+        self.assertIn("something else is planned there", other.stderr)
+        for _ in range(2):
+            self.run_step("work", folder)
+            self.assertEqual(self.state(folder)["state"], "complete")
+        for path in (folder, out, folder):
+            self.run_step("commit", path)
+            self.run_step("work", path)
+            self.assertEqual(self.state(path)["state"], "committed")
+        self.assertTrue(tree(out) == expected)
+
+    def test_commit_does_what_is_left(self):
+        source = self.large()
+        _, expected = self.alone(self.COMMAND, source)
+        for done in (0, 1, 2):
+            with self.subTest(done=done):
+                out = self.new_path("out")
+                folder = self.plan(self.COMMAND, source, out)
+                for number in range(done):
+                    self.run_step("work", folder, "--share", f"{2 * number}/4", "--only-share")
+                self.run_step("commit", folder)
+                self.assertTrue(tree(out) == expected)
+
+    def test_a_run_that_goes_on_commits_what_was_planned(self):
+        source, out = self.large(), self.new_path("out")
+        _, expected = self.alone(self.COMMAND, source)
+        self.plan(self.COMMAND, source, out)
+        self.run_step("work", out, "--share", "1/2", "--only-share")
+        done = run_tool(*filled(self.COMMAND, source, out), "--resume", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertGreater(json.loads(done.stdout)["data"]["bytes_kept"], 0)
+        self.assertTrue(tree(out) == expected)
+        self.assertEqual(self.left_in(self.root), [])
+
+    def test_abandon_removes_all(self):
+        source, out = self.large(), self.root / "new" / "place" / "out"
+        folder = self.plan(self.COMMAND, source, out)
+        self.run_step("work", folder, "--share", "0/2", "--only-share")
+        self.run_step("abandon", folder)
+        self.assertFalse((self.root / "new").exists())
+        self.run_step("abandon", folder)
+        self.assertIn("nothing is planned there", self.run_step("work", folder, status=2).stderr)
+
+    def test_a_worker_waits_for_the_plan(self):
+        source, out = self.large(), self.new_path("out")
+        late = self.run_step("work", out, "--wait", "1", status=4)
+        self.assertIn("nobody has planned it within 1 second", late.stderr)
+        worker = self.start("dsckpt", "work", out, "--wait", "60")
+        self.plan(self.COMMAND, source, out)
+        self.finish(worker)
+        self.run_step("commit", out, "--wait", "60")
+
+    def test_commit_waits_for_workers(self):
+        source, out = self.large(), self.new_path("out")
+        folder = self.plan([*self.COMMAND, "--limit-rate", "8MB"], source, out)
+        worker = self.start("dsckpt", "work", folder)
+        done = self.run_step("commit", out, "--wait", "60", "--json")
+        self.finish(worker)
+        data = json.loads(done.stdout)["data"]
+        self.assertEqual(data["bytes_kept"], data["bytes_written"])
+
+    def test_several_tags_are_several_conversions(self):
+        case = tools.case_named("z2_bf16_w2")
+        done = run_tool("zero-to-fp32", case.load_dir, self.new_path("out"), "--tag", "all", "--emit-plan")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("steps are of one", done.stderr)
+
+
+class HostileFolderTest(StepsTest):
+    """A folder that is not as this program has made it is refused, and nothing is written anywhere."""
+    COMMAND = ["zero-to-fp32", "IN", "OUT", "--safe-serialization"]
+
+    def planned(self):
+        out = self.new_path("out")
+        return self.plan(self.COMMAND, self.source, out), out
+
+    def setUp(self):
+        super().setUp()
+        self.source = self.large(1 << 20)
+
+    def assert_refused(self, folder, out, steps=("work", "commit"), statuses=(2, 4)):
+        for step in steps:
+            done = run_tool("dsckpt", step, folder)
+            self.assertIn(done.returncode, statuses, f"{step}: {done.stderr}")
+            self.assertIn("hint:", done.stderr)
+        self.assertFalse(out.exists())
+
+    def test_others_may_enter_it(self):
+        folder, out = self.planned()
+        folder.chmod(0o770)
+        self.assert_refused(folder, out)
+
+    @unittest.skipIf(os.geteuid() != 0, "only root makes files of others")
+    def test_it_is_anothers(self):
+        folder, out = self.planned()
+        os.chown(folder, 12345, 12345)
+        self.assert_refused(folder, out)
+        os.chown(folder, 0, 0)
+        for name in ("plan", "portions"):
+            os.chown(folder / name, 12345, 12345)
+            self.assert_refused(folder, out)
+            os.chown(folder / name, 0, 0)
+        self.run_step("work", folder)
+        os.chown(folder / "results" / "0", 12345, 12345)
+        self.assert_refused(folder, out, ["commit"])
+
+    def test_a_link_is_in_the_place_of_a_file(self):
+        for name in ("plan", "portions", "job"):
+            folder, out = self.planned()
+            moved = self.new_path("moved")
+            (folder / name).rename(moved)
+            (folder / name).symlink_to(moved)
+            self.assert_refused(folder, out)
+
+    def test_a_link_is_in_the_place_of_a_folder(self):
+        folder, out = self.planned()
+        elsewhere = self.new_path("elsewhere")
+        files = next(folder.glob("files-*"))
+        files.rename(elsewhere)
+        files.symlink_to(elsewhere)
+        before = tree(elsewhere)
+        self.assert_refused(folder, out)
+        self.assertEqual(tree(elsewhere), before)
+
+    def test_it_is_a_copy(self):
+        folder, out = self.planned()
+        copy = folder.with_name(folder.name + "2")
+        shutil.copytree(folder, copy)
+        self.assert_refused(copy, out.with_name(out.name + "2"))
+
+    def test_bytes_were_lost_or_changed(self):
+        generator = random.Random(SEED)
+        for name in ("plan", "portions", "results/1"):
+            for _ in range(6):
+                folder, out = self.planned()
+                if name.startswith("results"):
+                    self.run_step("work", folder)
+                content = (folder / name).read_bytes()
+                at = generator.randrange(len(content))
+                flipped = bytes([content[at] ^ 1 << generator.randrange(8)])
+                cut = generator.random() < 0.5
+                (folder / name).write_bytes(content[:at] + (b"" if cut else flipped + content[at + 1:]))
+                with self.subTest(name=name, at=at, cut=cut):
+                    # What of `portions` nobody reads any more is of no concern to commit.
+                    self.assert_refused(folder, out, {"plan": ("work", "commit"), "portions": ["work"]}.get(
+                        name, ["commit"]))
+                    self.run_step("abandon", folder)
+
+    def test_a_result_of_another_portion_is_none(self):
+        folder, out = self.planned()
+        self.run_step("work", folder)
+        shutil.copy(folder / "results" / "0", folder / "results" / "1")
+        self.assert_refused(folder, out, ["commit"])
+        (folder / "results" / "1").unlink()
+        self.run_step("work", folder)
+        self.run_step("commit", folder)
+
+    def test_an_input_was_changed(self):
+        folder, out = self.planned()
+        shard = next(self.source.rglob("*optim_states.pt"))
+        os.utime(shard, (1, 1))
+        self.assert_refused(folder, out)
+
+    def test_a_record_is_damaged(self):
+        out = self.new_path("packed")
+        self.assertEqual(run_tool("ckpt-pack", "pack", self.source, out).returncode, 0)
+        packed = next(out.rglob("*optim_states.pt.dspack"))
+        weights = self.new_path("out")
+        content = bytearray(packed.read_bytes())
+        content[len(content) // 2] ^= 1
+        packed.write_bytes(content)
+        folder = self.plan(self.COMMAND, out, weights)
+        self.run_step("work", folder, status=3)
+        state = self.state(folder)
+        self.assertFalse(state["failures"][0]["may_be_tried_again"])
+        # Nobody tries it again but who commits, and then nothing is left.
+        again = self.run_step("work", folder, status=3)
+        self.assertIn("portion ", again.stderr)
+        self.run_step("commit", folder, status=3)
+        self.assertFalse(weights.exists())
+        self.assertEqual(self.left_in(self.root), [])
+
+
+class CampaignTest(StepsTest):
+    """Planners, workers and committers that are killed or stopped at any time, late ones, and two at once."""
+    COMMANDS = [["zero-to-fp32", "IN", "OUT"], ["zero-to-fp32", "IN", "OUT", "--safe-serialization"],
+                ["zero-to-fp32", "IN", "OUT", "--zstd", "--max-shard-size", "3MB"],
+                ["reshard", "IN", "OUT", "--dp", "3"], ["to-universal", "IN", "OUT"]]
+
+    def test_the_bytes_are_the_same_whoever_is_lost(self):
+        source = self.large()
+        for number in range(ROUNDS):
+            command = self.COMMANDS[number % len(self.COMMANDS)]
+            with self.subTest(seed=SEED, round=number, command=command):
+                self.round(command, source, random.Random(SEED * 100003 + number))
+                if ROUNDS > 100 and number % 50 == 49:
+                    print(f"{number + 1} rounds", flush=True)
+
+    def end_at_some_time(self, process, generator, stopped):
+        """Kills it, stops it for good, or lets it end, after a while."""
+        fate = generator.choice(["kill", "kill", "stop", "end"])
+        try:
+            process.wait(generator.uniform(0.0, 0.25) if fate != "end" else 60)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGSTOP if fate == "stop" else signal.SIGKILL)
+            if fate == "stop":
+                return stopped.append(process)
+        process.communicate()
+
+    def round(self, command, source, generator):
+        _, expected = self.expected.setdefault(str(command), None) or self.expected.update(
+            {str(command): self.alone(command, source)}) or self.expected[str(command)]
+        out = self.new_path("out")
+        plan = [*filled(command, source, out), *CUT, "--limit-rate", "40MB"]
+        stopped = []
+        for _ in range(generator.randrange(3)):
+            self.end_at_some_time(self.start(*plan), generator, stopped)
+        # Who was stopped in the middle of a plan still has the folder.
+        self.wake(stopped)
+        self.assertEqual(run_tool(*plan).returncode, 0)
+        for _ in range(generator.randrange(1, 4)):
+            workers = [self.start("dsckpt", "work", out, *generator.choice([[], ["--share", f"{share}/3"]]))
+                       for share in range(generator.randrange(1, 4))]
+            for worker in workers:
+                self.end_at_some_time(worker, generator, stopped)
+        for _ in range(generator.randrange(3)):
+            self.end_at_some_time(self.start("dsckpt", "commit", out), generator, stopped)
+        # A committer that was stopped has the lock.
+        self.wake([each for each in stopped if "commit" in each.args])
+        stopped = [each for each in stopped if "commit" not in each.args]
+        both = [self.start("dsckpt", "commit", out) for _ in range(2)]
+        for each in both:
+            self.finish(each, (0, 2))
+        self.run_step("commit", out)
+        committed = tree(out)
+        self.assertTrue(committed == expected, "other bytes")
+        late = self.start("dsckpt", "work", out)
+        self.wake(stopped, (0, 4))
+        self.finish(late)
+        self.assertTrue(tree(out) == expected, "an output was touched after its commit")
+        self.assertEqual(self.left_in(self.root), [])
+        shutil.rmtree(out)
+
+    expected = {}
+
+    def wake(self, stopped, statuses=(0, 2, 4)):
+        for each in stopped:
+            each.send_signal(signal.SIGCONT)
+            self.finish(each, statuses)
+        stopped.clear()
+
+
+if __name__ == "__main__":
+    unittest.main()
