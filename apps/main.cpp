@@ -18,8 +18,8 @@ namespace dsckpt {
 namespace {
 
 // In the order in which --help has them.
-constexpr std::array kTools = {&kZeroToFp32, &kToUniversal, &kReshard,
-                               &kToDcp,      &kCkptInspect, &kCkptPack, &kCkptPlan};
+constexpr std::array kTools = {&kZeroToFp32,  &kToUniversal, &kReshard, &kToDcp,
+                               &kCkptInspect, &kCkptPack,    &kCkptPlan};
 
 // By its name, also with underscores, or without "ckpt-" in front; nullptr if it is none.
 const cli::Tool* find_tool(std::string_view called) {

@@ -22,7 +22,8 @@ PACKAGE = ROOT / "lib" / "python" / "dsckpt"
 MADE = "Made by scripts/write_python_options.py."
 
 # What is about the command line, or about several processes: Python's is alone.
-NOT_IN_PYTHON = {"json", "quiet", "color", "generate", "help", "version", "progress", "group", "rank_timeout"}
+NOT_IN_PYTHON = {"json", "quiet", "color", "generate", "help", "version", "progress", "group", "rank_timeout",
+                 "emit_plan", "portions", "share"}
 
 # By what --help calls the value; what is not here is a text.
 TYPES = {
@@ -46,15 +47,17 @@ class Function:
 
 
 ONE = ("checkpoint: _Path", "output: _Path")
+ON = {"executor": "Executor | None = None", "engine": 'Literal["ray"] | None = None',
+      "engine_options": "Mapping[str, object] | None = None"}
 FUNCTIONS = {
     "convert": Function(("zero-to-fp32",), ("checkpoint: _Path | Iterable[_Path]", "output: _Path | None"),
-                        "Conversion", "None"),
+                        "Conversion", "None", own=ON),
     "average": Function(("zero-to-fp32",), ("checkpoints: _Path | Iterable[_Path]", "output: _Path | None"),
                         "Conversion", "None", without=("average",)),
-    "to_universal": Function(("to-universal",), ONE, "Conversion", "None",
+    "to_universal": Function(("to-universal",), ONE, "Conversion", "None", own=ON,
                              without=("input_folder", "output_folder")),
-    "to_dcp": Function(("to-dcp",), ONE, "Conversion", "None", own={"dp": "int | None = None"}),
-    "reshard": Function(("reshard",), ONE, "Conversion", "None", own={"dp": "int | None = None"}),
+    "to_dcp": Function(("to-dcp",), ONE, "Conversion", "None", own={"dp": "int | None = None", **ON}),
+    "reshard": Function(("reshard",), ONE, "Conversion", "None", own={"dp": "int | None = None", **ON}),
     "pack": Function(("ckpt-pack", "pack"), ("folder: _Path", "output: _Path"), "Packing", "None"),
     "unpack": Function(("ckpt-pack", "unpack"), ("folder: _Path", "output: _Path"), "Packing", "None"),
     "strip": Function(("ckpt-pack", "strip"), ONE, "Stripping", "None",
@@ -79,8 +82,9 @@ OPTIONS_HEAD = f'''"""The tools' options by function: what each is called in Pyt
 '''
 
 STUB_HEAD = f'''# {MADE}
+from concurrent.futures import Executor
 from os import PathLike
-from typing import Callable, Iterable, Literal, Protocol, overload
+from typing import Callable, Iterable, Literal, Mapping, Protocol, overload
 
 from .results import (Conversion, Difference, Extents, Packing, RawPickle, Scan, StatisticsList, Stripping, Summary,
                       TensorList, Tree, Values, Verification)

@@ -100,8 +100,9 @@ int work(const CLI::App& app, const cli::Common& common, const StepsArguments& a
   const Steps steps = cli::wait_for_plan(args.path, args.wait, progress);
   if (!is_planned(steps)) {
     if (args.wait > 0 && !steps.is_output_there) {
-      throw IoError({.file = args.path}, "nobody has planned it within " +
-                    counted(static_cast<uint64_t>(args.wait), "second"), 0)
+      throw IoError(
+          {.file = args.path},
+          "nobody has planned it within " + counted(static_cast<uint64_t>(args.wait), "second"), 0)
           .with_hint("look whether the tool with --emit-plan has run, and sees the same folder");
     }
     return say_committed(app, common, "work", steps, args.path);
@@ -110,11 +111,9 @@ int work(const CLI::App& app, const cli::Common& common, const StepsArguments& a
   const StepsDone done = [&] {
     const cli::ProgressDisplay display(progress, common);
     const cli::Writing writing;
-    return work_on_steps(*steps.folder, cli::this_program(),
-                         {.threads = common.threads,
-                          .share = args.share,
-                          .only_share = args.only_share},
-                         progress);
+    return work_on_steps(
+        *steps.folder, cli::this_program(),
+        {.threads = common.threads, .share = args.share, .only_share = args.only_share}, progress);
   }();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const std::string output = steps.output.string();
@@ -262,13 +261,13 @@ int show(const CLI::App&, const cli::Common& common, const StepsArguments& args)
       ++done;
     }
     if (state == "begun") state = done == plan.portions.size() ? "complete" : "planned";
-    data.update({{"portions", plan.portions.size()},
-                 {"portions_done", done},
-                 {"bytes", bytes},
-                 {"bytes_done", bytes_done},
-                 {"planned_by", {{"program", plan.by.program},
-                                 {"words", plan.by.words},
-                                 {"folder", plan.by.folder}}}});
+    data.update(
+        {{"portions", plan.portions.size()},
+         {"portions_done", done},
+         {"bytes", bytes},
+         {"bytes_done", bytes_done},
+         {"planned_by",
+          {{"program", plan.by.program}, {"words", plan.by.words}, {"folder", plan.by.folder}}}});
     counts = std::to_string(done) + " of " + counted(plan.portions.size(), "portion") + ", " +
              human_bytes(bytes_done) + " of " + human_bytes(bytes);
     for (const StepFailure& failure : load_failures(*steps.folder)) {
@@ -362,7 +361,7 @@ int run(CLI::App& app, int argc, char** argv) {
 
 }  // namespace
 
-constexpr cli::Tool kCkptPlan{"ckpt-plan", "The steps of a conversion that --emit-plan has planned.",
-                              run, true};
+constexpr cli::Tool kCkptPlan{"ckpt-plan",
+                              "The steps of a conversion that --emit-plan has planned.", run, true};
 
 }  // namespace dsckpt

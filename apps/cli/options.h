@@ -55,9 +55,9 @@ void add_pass_options(CLI::App& app, Common& common);
 
 // Which step of a conversion is meant, if not all of it (steps.h).
 struct StepArguments {
-  bool plans = false;     // the first
-  uint64_t portions = 0;  // about so many; 0: as many as suit
-  bool commits = false;   // the last
+  bool plans = false;                   // the first
+  uint64_t portions = 0;                // about so many; 0: as many as suit
+  bool commits = false;                 // the last
   std::optional<StepShare> share = {};  // what one of several processes does, all steps of them
 
   bool any() const { return plans || commits || share; }

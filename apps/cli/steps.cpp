@@ -37,8 +37,8 @@ constexpr int64_t kLongestWithOutput = 20;
 // What is about the process that plans, and not about what is planned.
 bool is_of_the_process(const CLI::Option& option) {
   static const std::set<std::string> kNames{
-      "emit-plan", "portions",     "share", "threads",   "io-class",  "progress", "group",
-      "resume",    "rank-timeout", "ranks", "disk-rate", "network-rate"};
+      "emit-plan", "portions", "share",        "threads", "io-class",  "progress",
+      "group",     "resume",   "rank-timeout", "ranks",   "disk-rate", "network-rate"};
   if (option.get_group() == kCommonGroup) return true;
   const std::vector<std::string>& names = option.get_lnames();
   return std::any_of(names.begin(), names.end(),
@@ -83,11 +83,10 @@ Planned plan_job(const CLI::App& app, const Common& common, const Job& job, cons
   const ProgressDisplay display(progress, common);
   const Writing writing;
   if (progress.cancelled) throw InterruptedError();
-  return plan_steps(job, output, options_of(common, run),
-                    {.program = this_program(),
-                     .words = words_of(app),
-                     .folder = fs::current_path().string()},
-                    run.steps.portions, progress);
+  return plan_steps(
+      job, output, options_of(common, run),
+      {.program = this_program(), .words = words_of(app), .folder = fs::current_path().string()},
+      run.steps.portions, progress);
 }
 
 StepsDone work_here(const Common& common, const Folder& folder, const StepShare& share,
@@ -214,8 +213,10 @@ int work_on_share(const CLI::App& app, const Common& common, const fs::path& out
            output.string() + " is there, and nothing is left for share " + number + " to do");
       return kDone;
     }
-    throw IoError({.file = output.string()}, "nobody has planned it within " +
-                  counted(static_cast<uint64_t>(kLongestPlanning), "second"), 0)
+    throw IoError({.file = output.string()},
+                  "nobody has planned it within " +
+                      counted(static_cast<uint64_t>(kLongestPlanning), "second"),
+                  0)
         .with_hint("share 0 plans: look whether it runs, and sees the same folder");
   }
   const StepsDone done = work_here(common, *steps.folder, *run.steps.share, progress);

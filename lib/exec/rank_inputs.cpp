@@ -48,12 +48,14 @@ FileId RankInputs::open(FileId input) {
   if (file.stored_size() != wanted.stored_size || file.modified() != wanted.modified) {
     throw IoError({.file = wanted.display},
                   std::string("is another file here than ") +
-                      (group_ != nullptr ? "on rank 0" : "when it was planned") + ": " + counted(file.stored_size(), "byte") +
-                      " instead of " + std::to_string(wanted.stored_size) +
+                      (group_ != nullptr ? "on rank 0" : "when it was planned") + ": " +
+                      counted(file.stored_size(), "byte") + " instead of " +
+                      std::to_string(wanted.stored_size) +
                       (file.stored_size() == wanted.stored_size ? ", written at another time" : ""),
                   0)
-        .with_hint(group_ != nullptr ? "all ranks must see the same files"
-                                     : "all steps must see the same files; or abandon it, and plan anew");
+        .with_hint(group_ != nullptr
+                       ? "all ranks must see the same files"
+                       : "all steps must see the same files; or abandon it, and plan anew");
   }
   file.read_exactly();
   ids_.emplace(input, id);

@@ -25,8 +25,8 @@ struct ShareOptions {
   uint64_t cut_bytes = 1 << 20;
   // Outputs are never cut: they are packed.
   bool whole_outputs = false;
-  // Portions of about so many bytes, and no longer unless they must not be cut; 0: as they suit ranks
-  // that are not equally fast.
+  // Portions of about so many bytes, and no longer unless they must not be cut; 0: as they suit
+  // ranks that are not equally fast.
   uint64_t portion_bytes = 0;
   // The rank that has most of what a batch reads; not set: all see all files.
   std::function<int(uint64_t batch)> owner = {};

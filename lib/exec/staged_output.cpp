@@ -165,7 +165,8 @@ void StagedOutput::check_run_before(bool whole_folder) const {
   const bool is_exchanged = published && published->st_ino == *staging_->written_inode;
   for (const std::string& name : staging_->folder->names()) {
     // What is replaced has any form that the user has given it.
-    if (name == Staging::kOld || (is_exchanged && name.starts_with(Staging::kFilesPrefix))) continue;
+    if (name == Staging::kOld || (is_exchanged && name.starts_with(Staging::kFilesPrefix)))
+      continue;
     staging_->folder->check_is_ours(name);
   }
 }
@@ -293,6 +294,7 @@ void StagedOutput::give_up(bool forever) {
 }
 
 void StagedOutput::hand_over() {
+  owner_->unsign();
   owner_.reset();
   files_.reset();
   staging_->is_there = false;

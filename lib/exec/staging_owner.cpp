@@ -9,6 +9,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <thread>
 
 #include "base/host.h"
 #include "base/json.h"
@@ -26,6 +27,8 @@ constexpr const char* kOwner = "owner";
 // Whoever makes a folder signs it at once.
 constexpr std::chrono::minutes kLongestUnsigned{1};
 constexpr size_t kLongestOwner = 4096;
+constexpr int kMostAttempts = 5;
+constexpr std::chrono::milliseconds kBetweenAttempts{20};
 
 std::string first_line(const fs::path& file) {
   std::string line;
@@ -107,6 +110,16 @@ OwnerState state_of(const json& owner) {
   return same ? OwnerState::alive : OwnerState::dead;
 }
 
+// Whether another process has the lock; else this one has it, if there are locks. Who only asks has
+// it for a moment.
+bool is_locked(int fd) {
+  for (int attempt = 1;; ++attempt) {
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return false;
+    if (attempt == kMostAttempts) return true;
+    std::this_thread::sleep_for(kBetweenAttempts);
+  }
+}
+
 bool is_new(const struct stat& folder) {
   return std::chrono::system_clock::now() <
          std::chrono::system_clock::from_time_t(folder.st_mtime) + kLongestUnsigned;
@@ -128,6 +141,11 @@ std::string clear_left_over(const Folder& place, const std::string& name) {
   }
   const SignedBy owner = owner_of(*ours);
   if (owner.state == OwnerState::alive) return "";
+  if (ours->has(kPlanFile)) {
+    return path +
+           " is a conversion that was planned: 'dsckpt commit' with that path ends it, 'dsckpt "
+           "abandon' removes it";
+  }
   // What a removal that was killed has left.
   if (owner.who.empty() && place.remove_folder(name) == 0) return "";
   if (owner.state == OwnerState::unknown) {
@@ -151,13 +169,17 @@ StagingOwner::StagingOwner(const Folder& folder)
     : fd_(folder.open_ours(kOwner, {.may_be_new = true, .is_read_too = true})) {
   if (fd_ < 0) return;
   // Not every file system has locks: what a process says of itself must then do.
-  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+  if (is_locked(fd_)) {
     ::close(fd_);
     throw UsageError(folder.path().string() + ": another process writes there");
   }
   json owner = self();
   owner["folder"] = folder.number();
   if (::ftruncate(fd_, 0) != 0 || !write_all(fd_, dump(owner) + "\n")) folder.remove(kOwner);
+}
+
+void StagingOwner::unsign() {
+  if (fd_ >= 0) static_cast<void>(::ftruncate(fd_, 0));
 }
 
 StagingOwner::~StagingOwner() {
@@ -175,7 +197,7 @@ SignedBy owner_of(const Folder& folder) {
     return {OwnerState::unknown};
   }
   if (fd < 0) return {unsigned_state};
-  const bool locked = ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  const bool locked = is_locked(fd);
   const json owner = read_owner(fd);
   ::close(fd);
   if (locked) return {OwnerState::alive, owner.is_null() ? "" : text_of(owner)};

@@ -30,6 +30,9 @@ class StagingOwner {
   StagingOwner(const StagingOwner&) = delete;
   StagingOwner& operator=(const StagingOwner&) = delete;
 
+  // Nobody writes there any more, though this process lives on.
+  void unsign();
+
  private:
   int fd_;
 };

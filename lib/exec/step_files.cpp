@@ -97,8 +97,8 @@ StepPlan decode(const Folder& folder, std::string_view bytes) {
   StepPlan plan;
   plan.by.program = reader.text();
   if (reader.number() != kStepFormat) {
-    throw UsageError(shown_in(folder, kPlanFile) + ": another release has planned it: " +
-                     plan.by.program)
+    throw UsageError(shown_in(folder, kPlanFile) +
+                     ": another release has planned it: " + plan.by.program)
         .with_hint("go on with that one, or " + how_to_begin_anew(folder));
   }
   plan.by.words = read_texts(reader);
@@ -347,8 +347,8 @@ Steps find_steps(const fs::path& path) {
   Steps steps;
   if (name.starts_with(kStagingPrefix)) {
     const bool is_beside = name.starts_with(resume + "-");
-    steps.output = is_beside ? given.parent_path() / name.substr(resume.size() + 1)
-                             : given.parent_path();
+    steps.output =
+        is_beside ? given.parent_path() / name.substr(resume.size() + 1) : given.parent_path();
     std::error_code failed;
     if (fs::is_directory(given.parent_path(), failed)) {
       steps.place = Folder::at(given.parent_path());
@@ -373,8 +373,9 @@ Steps find_planned(const fs::path& path) {
   Steps steps = find_steps(path);
   if (!steps.folder) {
     throw UsageError(path.string() + ": nothing is planned there")
-        .with_hint("the tool's command with --emit-plan plans; give its output, or the folder that "
-                   "it prints");
+        .with_hint(
+            "the tool's command with --emit-plan plans; give its output, or the folder that "
+            "it prints");
   }
   if (!has_plan(*steps.folder)) {
     throw UsageError(steps.folder->path().string() + ": holds a run that was stopped, and no plan")

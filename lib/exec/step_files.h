@@ -96,10 +96,10 @@ std::string attempts_now(const Folder& folder);
 
 // What a user means by `path`: a staging folder, or the output that one is for.
 struct Steps {
-  std::optional<Folder> place = {};     // that the folder is in
-  std::optional<Folder> folder = {};    // with a job; nothing: there is none
-  std::filesystem::path output = {};    // where the output is, or will be
-  bool is_output_there = false;         // and something is in it, if it is a folder
+  std::optional<Folder> place = {};   // that the folder is in
+  std::optional<Folder> folder = {};  // with a job; nothing: there is none
+  std::filesystem::path output = {};  // where the output is, or will be
+  bool is_output_there = false;       // and something is in it, if it is a folder
 };
 // Throws UsageError for a folder that is not this user's.
 Steps find_steps(const std::filesystem::path& path);

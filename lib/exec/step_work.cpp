@@ -129,8 +129,7 @@ class StepWorker {
   // No link leads out of the folder.
   void check_folders(const Portion& portion) {
     for (const PlannedFile& file : portion.part.plan.outputs()) {
-      const std::filesystem::path folder =
-          (plan_.job.place.files_in / file.path).parent_path();
+      const std::filesystem::path folder = (plan_.job.place.files_in / file.path).parent_path();
       if (checked_.insert(folder).second) static_cast<void>(folder_.below(folder));
     }
   }
@@ -169,8 +168,7 @@ class StepWorker {
       done_.bytes += plan_.portions[number].bytes;
     }
     const Clock::time_point end = Clock::now();
-    next_publish_ =
-        end + std::max<Clock::duration>(kShortestWait, kWaitBySync * (end - begin));
+    next_publish_ = end + std::max<Clock::duration>(kShortestWait, kWaitBySync * (end - begin));
   }
 
   const Folder folder_;
@@ -182,9 +180,9 @@ class StepWorker {
   FileSystem disk_;
   std::set<std::filesystem::path> checked_;
 
-  std::mutex mutex_;                      // of what follows
-  std::map<uint64_t, size_t> numbers_;    // of portions under way, by their first batch
-  std::vector<PortionResult> results_;    // that are not published
+  std::mutex mutex_;                    // of what follows
+  std::map<uint64_t, size_t> numbers_;  // of portions under way, by their first batch
+  std::vector<PortionResult> results_;  // that are not published
   Clock::time_point next_publish_ = Clock::now() + kShortestWait;
   StepsDone done_;
 };

@@ -32,7 +32,7 @@ struct StepOptions {
 struct StepsDone {
   size_t portions = 0;  // by this process
   uint64_t bytes = 0;
-  size_t left = 0;            // that have no result yet
+  size_t left = 0;             // that have no result yet
   bool is_taken_over = false;  // somebody commits, or has abandoned it
 };
 

@@ -364,7 +364,8 @@ Folder Folder::below(const fs::path& path, std::vector<fs::path>* made) const {
       const std::optional<struct stat> found = at.look(name);
       if (found && S_ISLNK(found->st_mode)) {
         throw UsageError(next.string() + ": is a link of " + user(found->st_uid) +
-                         "; an output is not written through links in it");
+                         "; an output is not written through links in it")
+            .with_hint("look where it leads, and remove it");
       }
       throw IoError({.file = next.string()}, "cannot open the folder", failed);
     }

@@ -102,8 +102,7 @@ std::optional<std::string> own_content(const Folder& folder, const fs::path& nam
     const size_t had = content.size();
     const auto wanted = static_cast<size_t>(std::min<uint64_t>(kReadAtOnce, most - had));
     content.resize(had + wanted);
-    const ssize_t got =
-        ::pread(fd, content.data() + had, wanted, static_cast<off_t>(begin + had));
+    const ssize_t got = ::pread(fd, content.data() + had, wanted, static_cast<off_t>(begin + had));
     content.resize(had + static_cast<size_t>(std::max<ssize_t>(got, 0)));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) failed = errno;

@@ -180,9 +180,8 @@ class Writing {
       portions += portion;
     }
     check_unchanged(*job_.inputs);
-    Planned planned{.folder = staged_->folder().path(),
-                    .portions = plan.portions.size(),
-                    .bytes = left};
+    Planned planned{
+        .folder = staged_->folder().path(), .portions = plan.portions.size(), .bytes = left};
     save_plan(staged_->folder(), std::move(plan), portions);
     return planned;
   }
@@ -581,8 +580,7 @@ RunStats run_into_folder(const Job& job, const fs::path& output, const RunOption
 Planned planned_before(const Folder& folder, const JobIdentity& identity, const fs::path& output) {
   const std::string difference = difference_from_saved(folder, identity);
   if (!difference.empty()) {
-    throw UsageError(folder.path().string() +
-                     ": something else is planned there: " + difference)
+    throw UsageError(folder.path().string() + ": something else is planned there: " + difference)
         .with_hint("dsckpt commit " + output.string() + " ends it, dsckpt abandon " +
                    output.string() + " removes it");
   }
@@ -627,8 +625,8 @@ Planned plan_steps(const Job& job, const fs::path& output, const RunOptions& giv
       planned.folder = staged.folder().path();
       save_plan(staged.folder(), {.by = by}, "");
     } else {
-      planned = Writing(*job, options, io, staged, &staged, output, nullptr)
-                    .plan(by, portions, progress);
+      planned =
+          Writing(*job, options, io, staged, &staged, output, nullptr).plan(by, portions, progress);
     }
   } catch (const Error& error) {
     fail_with_notes(error, staged, !staged.goes_on());

@@ -26,7 +26,7 @@ CUT = ["--emit-plan", "--portions", "9"]
 
 class StepsTest(CliTest):
 
-    def large(self, elements=3 << 20):
+    def large(self, elements=6 << 20):
         folder = self.new_path("ckpt")
         large_checkpoint.write_one(folder, elements)
         return folder
@@ -101,7 +101,7 @@ class SameBytesTest(StepsTest):
         source = self.large()
         for command in (["zero-to-fp32", "IN", "OUT"], ["zero-to-fp32", "IN", "OUT", "--safe-serialization"],
                         ["zero-to-fp32", "IN", "OUT", "--verify-output", "--fsync"],
-                        ["reshard", "IN", "OUT", "--dp", "2"]):
+                        ["to-universal", "IN", "OUT"], ["to-dcp", "IN", "OUT", "--dp", "3"]):
             for workers in (1, 2, 3, 4):
                 with self.subTest(command=command, workers=workers):
                     self.assertEqual(self.assert_same(command, source, workers, workers % 2 == 0), 1)
@@ -113,7 +113,7 @@ class SameBytesTest(StepsTest):
         self.assertEqual(self.assert_same(["ckpt-pack", "unpack", "IN", "OUT", "--sha256"], packed, 2, True), 1)
 
     def test_the_report_is_that_of_one_process(self):
-        source = tools.case_named("z3_bf16_w2" if False else "z2_bf16_w2").load_dir
+        source = tools.case_named("z2_bf16_w2").load_dir
         alone, out = self.new_path("alone"), self.new_path("out")
         command = ["zero-to-fp32", "IN", "OUT"]
         one = json.loads(run_tool(*filled(command, source, alone), "--json").stdout)["data"]
@@ -225,7 +225,8 @@ class RepeatedTest(StepsTest):
         done = self.run_step("commit", out, "--wait", "60", "--json")
         self.finish(worker)
         data = json.loads(done.stdout)["data"]
-        self.assertEqual(data["bytes_kept"], data["bytes_written"])
+        # But for places of checksums, which commit writes.
+        self.assertGreater(data["bytes_kept"], 0.99 * data["bytes_written"])
 
     def test_several_tags_are_several_conversions(self):
         case = tools.case_named("z2_bf16_w2")
@@ -244,7 +245,7 @@ class HostileFolderTest(StepsTest):
 
     def setUp(self):
         super().setUp()
-        self.source = self.large(1 << 20)
+        self.source = self.large()
 
     def assert_refused(self, folder, out, steps=("work", "commit"), statuses=(2, 4)):
         for step in steps:
@@ -278,7 +279,7 @@ class HostileFolderTest(StepsTest):
             moved = self.new_path("moved")
             (folder / name).rename(moved)
             (folder / name).symlink_to(moved)
-            self.assert_refused(folder, out)
+            self.assert_refused(folder, out, ["commit"] if name == "job" else ["work", "commit"])
 
     def test_a_link_is_in_the_place_of_a_folder(self):
         folder, out = self.planned()
@@ -353,7 +354,7 @@ class CampaignTest(StepsTest):
     """Planners, workers and committers that are killed or stopped at any time, late ones, and two at once."""
     COMMANDS = [["zero-to-fp32", "IN", "OUT"], ["zero-to-fp32", "IN", "OUT", "--safe-serialization"],
                 ["zero-to-fp32", "IN", "OUT", "--zstd", "--max-shard-size", "3MB"],
-                ["reshard", "IN", "OUT", "--dp", "3"], ["to-universal", "IN", "OUT"]]
+                ["to-dcp", "IN", "OUT", "--dp", "5"], ["to-universal", "IN", "OUT"]]
 
     def test_the_bytes_are_the_same_whoever_is_lost(self):
         source = self.large()

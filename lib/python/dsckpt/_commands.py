@@ -41,13 +41,25 @@ def _run(function, paths, options, progress=False, *, fixed=None, is_several=Fal
         raise UsageError(f"{function}() has no option {unknown!r}", hint=hint) from error
 
 
-def _run_each(function, paths, options, progress, fixed=None):
-    """The same of a function that writes every checkpoint of ``tag="all"``: the last result, with all of them."""
+def _run_each(function, paths, options, progress, fixed=None, on=(None, None, None)):
+    """The same of a function that writes every checkpoint of ``tag="all"``: the last result, with all of them.
+
+    on: executor, engine and engine_options.
+    """
+    if any(each is not None for each in on):
+        return _run_on(function, paths, {**(fixed or {}), **options}, progress, on)
     found = _run(function, paths, options, progress, fixed=fixed, is_several=True)
     if options.get("tag") != "all":
         return found[-1]
     notes = list(dict.fromkeys(note for each in found for note in each["notes"]))
     return {**found[-1], "notes": notes, "all": found}
+
+
+def _run_on(function, paths, options, progress, on):
+    if options.get("dry_run"):
+        raise UsageError("dry_run is done here, without executor and engine")
+    from ._steps import run_in_steps
+    return run_in_steps(list(TOOLS[function]), paths, options, progress, *on)
 
 
 def _all_of(path, more):
@@ -57,13 +69,17 @@ def _all_of(path, more):
 
 
 @_with_options
-def convert(checkpoint, output, *, progress=None, **options):
+def convert(checkpoint, output, *, progress=None, executor=None, engine=None, engine_options=None, **options):
     """The weights of a checkpoint, as zero-to-fp32 writes them to the folder `output`.
 
     checkpoint: a path; with ``average=True`` perhaps a list of them. output: None with ``peft=FOLDER``, where the
         adapter is written.
     progress: called as progress(bytes_done, bytes_total); True shows a bar of tqdm, None does so on a terminal and
         in a notebook, False nothing.
+    executor: runs it as tasks, on processes or machines that see one file system: any concurrent.futures.Executor,
+        such as ProcessPoolExecutor(), Dask's client.get_executor() and mpi4py.futures.MPIPoolExecutor(). The tasks
+        call the tool that is installed where they run. ``engine="ray"`` runs tasks of Ray, with `engine_options` such
+        as ``{"num_cpus": 4}``.
 
     Returns what was written (`results.Conversion`): ``{"files": [{"path", "bytes"}, ...], "notes", "seconds", ...}``,
     with ``dry_run=True`` what would be. With ``tag="all"`` it is that of the newest checkpoint, and "all" is a list
@@ -72,7 +88,7 @@ def convert(checkpoint, output, *, progress=None, **options):
     paths = several(checkpoint)
     if output is not None:
         paths.append(output)
-    return _run_each("convert", paths, options, progress)
+    return _run_each("convert", paths, options, progress, on=(executor, engine, engine_options))
 
 
 @_with_options
@@ -89,31 +105,37 @@ def average(checkpoints, output, *, progress=None, **options):
 
 
 @_with_options
-def to_universal(checkpoint, output, *, progress=None, **options):
+def to_universal(checkpoint, output, *, progress=None, executor=None, engine=None, engine_options=None, **options):
     """The folder `output` as the Universal Checkpoint of `checkpoint`; `latest_universal` beside it names it.
 
-    `checkpoint` may be weights to start from. Returns as convert() does.
+    `checkpoint` may be weights to start from. executor, engine, engine_options: as convert() takes them. Returns as
+    convert() does.
     """
     return _run_each("to_universal", [], options, progress,
-                     fixed={"input_folder": checkpoint, "output_folder": output})
+                     fixed={"input_folder": checkpoint, "output_folder": output},
+                     on=(executor, engine, engine_options))
 
 
 @_with_options
-def to_dcp(checkpoint, output, *, dp=None, progress=None, **options):
+def to_dcp(checkpoint, output, *, dp=None, progress=None, executor=None, engine=None, engine_options=None, **options):
     """A checkpoint for torch.distributed.checkpoint.load on `dp` ranks of FSDP2 in the folder `output`.
 
-    Returns as convert() does.
+    executor, engine, engine_options: as convert() takes them. Returns as
+    convert() does.
     """
-    return _run_each("to_dcp", [checkpoint, output], options, progress, fixed={"dp": dp})
+    return _run_each("to_dcp", [checkpoint, output], options, progress, fixed={"dp": dp},
+                     on=(executor, engine, engine_options))
 
 
 @_with_options
-def reshard(checkpoint, output, *, dp=None, progress=None, **options):
+def reshard(checkpoint, output, *, dp=None, progress=None, executor=None, engine=None, engine_options=None, **options):
     """A checkpoint for `dp` data-parallel ranks in the folder `output`, which DeepSpeed loads as its own.
 
-    Returns as convert() does.
+    executor, engine, engine_options: as convert() takes them. Returns as
+    convert() does.
     """
-    return _run_each("reshard", [checkpoint, output], options, progress, fixed={"dp": dp})
+    return _run_each("reshard", [checkpoint, output], options, progress, fixed={"dp": dp},
+                     on=(executor, engine, engine_options))
 
 
 @_with_options

@@ -119,12 +119,13 @@ def dtype_name(value):
     return value.__name__ if isinstance(value, type) and value.__module__ in ("numpy", "ml_dtypes") else ""
 
 
-def run(tool, paths, options, progress=False, *, several=False, warns=True):
+def run(tool, paths, options, progress=False, *, several=False, warns=True, folder=None):
     """Runs a command of a tool, and returns the `data` of what it prints with --json; its `notes` are warnings, too.
 
     tool: its name, and that of a command of it: ["ckpt-inspect", "list"].
     several: it prints a result for each of several paths or tags, which are returned as a list.
     warns: False: nobody is told of the notes but by the result.
+    folder: where the tool is called; None: here.
     progress: called as progress(bytes_done, bytes_total), in this thread, about six times a second; what it
     raises stops the tool, and leaves this function. True: a bar of tqdm. None: a bar if there is tqdm and stderr is
     a terminal or this is a notebook. False: nothing, and of tools that have no --progress.
@@ -136,7 +137,7 @@ def run(tool, paths, options, progress=False, *, several=False, warns=True):
         command = _command(tool, paths, options)
         if report:
             command.append("--progress=json")
-        status, said = _carry_out(command, report, printed)
+        status, said = _carry_out(command, report, printed, folder)
         printed.seek(0)
         results = _results(tool[0], status, printed.read(), said)
     if warns:
@@ -189,7 +190,7 @@ def shown(title, progress):
         raise UsageError(f"progress is a function, True, False or None, not {progress!r}")
 
 
-def _carry_out(command, progress, printed):
+def _carry_out(command, progress, printed, folder=None):
     """Runs `command`, stdout into the file `printed`: (exit status, the last of stderr without the progress)."""
     said = []
     # A process that is one of several, of a training, is alone all the same.
@@ -197,7 +198,7 @@ def _carry_out(command, progress, printed):
     # In a session of its own, so that a terminal's Ctrl-C reaches it once, from here: a second one would
     # end it before it has tidied up.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE,
-                               start_new_session=True, env=environment)
+                               start_new_session=True, env=environment, cwd=folder)
     try:
         for line in process.stderr:
             if progress and line.startswith(b"{"):
