@@ -208,6 +208,9 @@ int commit(const CLI::App& app, const cli::Common& common, const StepsArguments&
       if (const int failed = remove_staging_folder(*steps.place, *steps.folder)) {
         throw IoError({.file = steps.folder->path().string()}, "cannot be removed", failed);
       }
+    } else if (steps.left_over) {
+      // An empty one, and else what somebody else has just begun.
+      static_cast<void>(steps.place->remove_folder(steps.left_over->path().filename()));
     } else if (steps.folder && !is_written(steps)) {
       static_cast<void>(find_planned(args.path));
     }
@@ -292,8 +295,8 @@ int show(const CLI::App&, const cli::Common& common, const StepsArguments& args)
 int abandon(const CLI::App& app, const cli::Common& common, const StepsArguments& args) {
   const Steps steps = find_steps(args.path);
   std::string folder;
-  if (steps.folder) {
-    folder = steps.folder->path().string();
+  if (const std::optional<Folder>& found = steps.folder ? steps.folder : steps.left_over) {
+    folder = found->path().string();
     abandon_steps(steps);
   }
   if (common.json) {

@@ -189,11 +189,14 @@ bool is_later_share(const StepArguments& steps) {
 
 Steps wait_for_plan(const fs::path& path, int64_t seconds, const Progress& progress) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  const bool was_there = find_steps(path).is_output_there;
   for (;;) {
     if (progress.cancelled) throw InterruptedError();
     Steps steps = find_steps(path);
     const bool is_planned = steps.folder && has_plan(*steps.folder);
-    if (is_planned || std::chrono::steady_clock::now() >= end) return steps;
+    // Others may have planned and committed it between two looks.
+    const bool is_committed = !was_there && steps.is_output_there && !steps.folder;
+    if (is_planned || is_committed || std::chrono::steady_clock::now() >= end) return steps;
     std::this_thread::sleep_for(kBetweenLooks);
   }
 }

@@ -35,8 +35,8 @@ bool is_later_share(const StepArguments& steps);
 int work_on_share(const CLI::App& app, const Common& common, const std::filesystem::path& output,
                   const RunArguments& run);
 
-// Looks at `path` until something is planned there, `seconds` at most. Throws what find_steps()
-// throws.
+// Looks at `path` until something is planned there or the output comes to be there, `seconds` at
+// most. Throws what find_steps() throws.
 Steps wait_for_plan(const std::filesystem::path& path, int64_t seconds, const Progress& progress);
 
 }  // namespace dsckpt::cli

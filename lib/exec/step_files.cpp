@@ -155,7 +155,11 @@ std::string first_that_begins(const Folder& folder, std::string_view prefix) {
 bool holds_something(const fs::path& output) {
   std::error_code failed;
   if (!fs::is_directory(output, failed)) return fs::exists(output, failed);
-  return !fs::is_empty(output, failed) && !failed;
+  fs::directory_iterator at(output, failed);
+  for (const fs::directory_iterator end; !failed && at != end; at.increment(failed)) {
+    if (!at->path().filename().string().starts_with(kStagingPrefix)) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -364,7 +368,7 @@ Steps find_steps(const fs::path& path) {
       }
     }
   }
-  if (steps.folder && !has_job(*steps.folder)) steps.folder.reset();
+  if (steps.folder && !has_job(*steps.folder)) steps.left_over = std::exchange(steps.folder, {});
   steps.is_output_there = holds_something(steps.output);
   return steps;
 }
@@ -385,7 +389,7 @@ Steps find_planned(const fs::path& path) {
 }
 
 void abandon_steps(const Steps& steps) {
-  const Folder& folder = *steps.folder;
+  const Folder& folder = steps.folder ? *steps.folder : steps.left_over.value();
   const std::string path = folder.path().string();
   std::vector<std::string> made;
   try {
@@ -396,7 +400,7 @@ void abandon_steps(const Steps& steps) {
     const StagingOwner owner(folder);
     bool is_written = false;
     try {
-      is_written = load_written(folder).has_value();
+      is_written = has_job(folder) && load_written(folder).has_value();
     } catch (const IoError&) {  // a damaged one
     }
     if (is_written) {

@@ -98,6 +98,8 @@ std::string attempts_now(const Folder& folder);
 struct Steps {
   std::optional<Folder> place = {};   // that the folder is in
   std::optional<Folder> folder = {};  // with a job; nothing: there is none
+  // Without one: what a process has left that was killed when it had just begun, or was at its end.
+  std::optional<Folder> left_over = {};
   std::filesystem::path output = {};  // where the output is, or will be
   bool is_output_there = false;       // and something is in it, if it is a folder
 };
@@ -106,8 +108,8 @@ Steps find_steps(const std::filesystem::path& path);
 // The same, where something is planned. Throws UsageError where nothing is.
 Steps find_planned(const std::filesystem::path& path);
 
-// Removes the folder and what planning made for the output. Throws UsageError if somebody writes
-// there, or has begun to publish; IoError.
+// Removes the folder, or what is left of it, and what planning made for the output. Throws
+// UsageError if somebody writes there, or has begun to publish; IoError.
 void abandon_steps(const Steps& steps);
 
 }  // namespace dsckpt

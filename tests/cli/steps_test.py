@@ -16,6 +16,7 @@ import large_checkpoint
 import tools
 from cli_common import STAGING, CliTest, tree
 from group_test import COMMANDS
+from resume_test import PowerCase
 from tools import filled, run_tool
 
 ALL = os.environ.get("STEPS") == "all"
@@ -348,6 +349,44 @@ class HostileFolderTest(StepsTest):
         self.run_step("commit", folder, status=3)
         self.assertFalse(weights.exists())
         self.assertEqual(self.left_in(self.root), [])
+
+
+class PowerTest(PowerCase):
+    """The power fails while somebody plans or works: whatever has a result is on the disk."""
+    PLAN = ["zero-to-fp32", "in", "place/out", "--emit-plan", "--portions=9", "--threads=1"]
+    WORK = ["dsckpt", "work", "place/out", "--share=0/1", "--threads=1"]
+    COMMIT = ["dsckpt", "commit", "place/out", "--threads=1"]
+
+    def done(self, folder, command):
+        done = self.call(folder, command)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_what_has_a_result_is_on_the_disk(self):
+        source = self.large()
+        clean = self.fresh(source, {})
+        self.done(clean, ["zero-to-fp32", "in", "place/out"])
+        expected = tree(clean / "place")
+        for steps, last in (([], self.PLAN), ([self.PLAN], self.WORK), ([self.PLAN, self.WORK], self.COMMIT)):
+            folder = self.fresh(source, {})
+            for step in steps:
+                self.done(folder, step)
+            self.assertEqual(self.lose(folder, last, count=self.counts).returncode, 0)
+            count = int(self.counts.read_text())
+            losses = 0
+            for keeps in ("nothing", "names"):
+                for at in range(1, count + 1, 1 if self.all else max(1, count // 6)):
+                    with self.subTest(command=last, keeps=keeps, at=at):
+                        folder = self.fresh(source, {})
+                        for step in steps:
+                            self.done(folder, step)
+                        losses += self.lose(folder, last, keeps, at=at).returncode == -signal.SIGKILL
+                        if last is self.PLAN:
+                            self.done(folder, self.PLAN)
+                        # Names that the commit has given, and that were lost, are given again.
+                        self.done(folder, self.COMMIT)
+                        self.assertTrue(tree(folder / "place") == expected)
+                        shutil.rmtree(folder)
+            self.assertGreater(losses, 6)
 
 
 class CampaignTest(StepsTest):

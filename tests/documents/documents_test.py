@@ -9,7 +9,7 @@ import unittest
 ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 TOOLS = {"zero-to-fp32": "zero_to_fp32", "to-universal": "to_universal", "reshard": "reshard",
-         "to-dcp": "to_dcp", "ckpt-inspect": "ckpt_inspect", "ckpt-pack": "ckpt_pack"}
+         "to-dcp": "to_dcp", "ckpt-inspect": "ckpt_inspect", "ckpt-pack": "ckpt_pack", "ckpt-plan": "ckpt_plan"}
 # What a program has written, and test data that is only called .md.
 GENERATED = ("build/", ".venv/", ".cache/", "tests/bench/runs/", "testdata/malicious/zip-behind-a-text.md")
 LINE = 120

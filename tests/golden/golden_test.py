@@ -34,7 +34,7 @@ PYTHON = pathlib.Path(sys.executable).parent  # the Python that has what after_k
 MASKS = [(re.compile(r"\b\d+\.\d\d s\b"), "N s"),
          (re.compile(r"packed to [\d.]+ \w+ \([\d.]+ %\)"), "packed to N"),
          (re.compile(r"(\d+ files?) of [\d.]+ \w+,"), r"\1 of N,")]
-TOOLS = ("ckpt-inspect", "ckpt-pack", "reshard", "to-dcp", "to-universal", "zero-to-fp32")
+TOOLS = ("ckpt-inspect", "ckpt-pack", "ckpt-plan", "reshard", "to-dcp", "to-universal", "zero-to-fp32")
 
 
 def masked(text):

@@ -1,6 +1,7 @@
 # Made by scripts/write_python_options.py.
+from concurrent.futures import Executor
 from os import PathLike
-from typing import Callable, Iterable, Literal, Protocol, overload
+from typing import Callable, Iterable, Literal, Mapping, Protocol, overload
 
 from .results import (Conversion, Difference, Extents, Packing, RawPickle, Scan, StatisticsList, Stripping, Summary,
                       TensorList, Tree, Values, Verification)
@@ -16,6 +17,9 @@ def convert(
     checkpoint: _Path | Iterable[_Path],
     output: _Path | None,
     *,
+    executor: Executor | None = None,
+    engine: Literal["ray"] | None = None,
+    engine_options: Mapping[str, object] | None = None,
     progress: _Progress = None,
     tag: str | None = None,
     tp_rule: str | Iterable[str] | None = None,
@@ -129,6 +133,9 @@ def to_universal(
     checkpoint: _Path,
     output: _Path,
     *,
+    executor: Executor | None = None,
+    engine: Literal["ray"] | None = None,
+    engine_options: Mapping[str, object] | None = None,
     progress: _Progress = None,
     tag: str | None = None,
     param_names: _Path | None = None,
@@ -171,6 +178,9 @@ def to_dcp(
     output: _Path,
     *,
     dp: int | None = None,
+    executor: Executor | None = None,
+    engine: Literal["ray"] | None = None,
+    engine_options: Mapping[str, object] | None = None,
     progress: _Progress = None,
     tag: str | None = None,
     tp_rule: str | Iterable[str] | None = None,
@@ -209,6 +219,9 @@ def reshard(
     output: _Path,
     *,
     dp: int | None = None,
+    executor: Executor | None = None,
+    engine: Literal["ray"] | None = None,
+    engine_options: Mapping[str, object] | None = None,
     progress: _Progress = None,
     tag: str | None = None,
     tp_rule: str | Iterable[str] | None = None,
