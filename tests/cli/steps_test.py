@@ -201,6 +201,32 @@ class RepeatedTest(StepsTest):
         self.assertTrue(tree(out) == expected)
         self.assertEqual(self.left_in(self.root), [])
 
+    def test_what_is_committed_is_not_made_anew(self):
+        source, out = self.large(), self.new_path("out")
+        for _ in range(2):  # the second one replaces
+            self.plan([*self.COMMAND, "--force"], source, out)
+            self.run_step("commit", out)
+        before = out.joinpath("pytorch_model.bin").stat()
+        self.run_step("commit", out)
+        # As one that has found the plan, and then finds that another one has committed it.
+        late = run_tool(*filled(self.COMMAND, source, out), "--force", "--commit-planned")
+        self.assertEqual(late.returncode, 0)
+        self.assertIn("was committed before", late.stderr)
+        self.assertEqual(out.joinpath("pytorch_model.bin").stat(), before)
+
+    def test_what_was_begun_and_no_more_is_removed(self):
+        source = self.large()
+        for left in ([], ["owner"]):
+            out = self.new_path("out")
+            folder = self.plan(self.COMMAND, source, out)
+            shutil.rmtree(folder)
+            folder.mkdir(0o700)
+            for name in left:
+                (folder / name).write_text("")
+            self.assertEqual(self.state(out)["state"], "none")
+            self.run_step("abandon", out)
+            self.assertFalse(folder.exists())
+
     def test_abandon_removes_all(self):
         source, out = self.large(), self.root / "new" / "place" / "out"
         folder = self.plan(self.COMMAND, source, out)
