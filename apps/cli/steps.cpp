@@ -36,9 +36,9 @@ constexpr int64_t kLongestWithOutput = 20;
 
 // What is about the process that plans, and not about what is planned.
 bool is_of_the_process(const CLI::Option& option) {
-  static const std::set<std::string> kNames{
-      "emit-plan", "portions", "share",        "threads", "io-class",  "progress",
-      "group",     "resume",   "rank-timeout", "ranks",   "disk-rate", "network-rate"};
+  static const std::set<std::string> kNames{"emit-plan", "portions",  "share",       "threads",
+                                            "io-class",  "progress",  "group",       "rank-timeout",
+                                            "ranks",     "disk-rate", "network-rate"};
   if (option.get_group() == kCommonGroup) return true;
   const std::vector<std::string>& names = option.get_lnames();
   return std::any_of(names.begin(), names.end(),

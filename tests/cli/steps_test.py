@@ -445,20 +445,21 @@ class CampaignTest(StepsTest):
         _, expected = self.expected.setdefault(str(command), None) or self.expected.update(
             {str(command): self.alone(command, source)}) or self.expected[str(command)]
         out = self.new_path("out")
-        plan = [*filled(command, source, out), *CUT, "--limit-rate", "40MB"]
+        plan = [*filled(command, source, out), *CUT, "--limit-rate", "40MB", "--resume", "--save-every", "0"]
         stopped = []
         for _ in range(generator.randrange(3)):
             self.end_at_some_time(self.start(*plan), generator, stopped)
         # Who was stopped in the middle of a plan still has the folder.
         self.wake(stopped)
         self.assertEqual(run_tool(*plan).returncode, 0)
-        for _ in range(generator.randrange(1, 4)):
+        for _ in range(generator.randrange(2, 7)):
+            if generator.random() < 0.35:
+                self.end_at_some_time(self.start("dsckpt", "commit", out), generator, stopped)
+                continue
             workers = [self.start("dsckpt", "work", out, *generator.choice([[], ["--share", f"{share}/3"]]))
                        for share in range(generator.randrange(1, 4))]
             for worker in workers:
                 self.end_at_some_time(worker, generator, stopped)
-        for _ in range(generator.randrange(3)):
-            self.end_at_some_time(self.start("dsckpt", "commit", out), generator, stopped)
         # A committer that was stopped has the lock.
         self.wake([each for each in stopped if "commit" in each.args])
         stopped = [each for each in stopped if "commit" not in each.args]
