@@ -36,6 +36,24 @@ std::map<FileId, std::vector<Extent>> parts_read(const CopyPlan& plan) {
   return parts;
 }
 
+// gather(), of whose `records` those are checked that are read whole, or `all`.
+void gather_records(const CopyPlan& plan, const InputFiles& inputs,
+                    std::span<const std::span<std::byte>> outs, std::vector<InputRecord> records,
+                    bool all, Progress& progress) {
+  plan.validate(planned_inputs(inputs));
+  for (size_t i = 0; i < plan.outputs().size(); ++i) {
+    if (outs[i].size() == plan.outputs()[i].size) continue;
+    throw UsageError("a buffer of " + counted(outs[i].size(), "byte") + " for a tensor of " +
+                     std::to_string(plan.outputs()[i].size));
+  }
+  std::set<FileId> files;
+  for (const auto& [file, parts] : parts_read(plan)) files.insert(file);
+  for (const InputRecord& record : records) files.insert(record.extent.file);
+  MemorySink sink(outs);
+  execute(plan, inputs, sink, progress, {.records = std::move(records), .check_all_records = all});
+  for (const FileId file : files) inputs[file].check_unchanged();
+}
+
 }  // namespace
 
 std::vector<PlannedInput> planned_inputs(const InputFiles& inputs) {
@@ -58,18 +76,15 @@ CopyPlan plan_gather(std::span<const TensorSource> sources) {
 void gather(const CopyPlan& plan, const InputFiles& inputs,
             std::span<const std::span<std::byte>> outs, std::vector<InputRecord> records,
             Progress& progress) {
-  plan.validate(planned_inputs(inputs));
-  for (size_t i = 0; i < plan.outputs().size(); ++i) {
-    if (outs[i].size() == plan.outputs()[i].size) continue;
-    throw UsageError("a buffer of " + counted(outs[i].size(), "byte") + " for a tensor of " +
-                     std::to_string(plan.outputs()[i].size));
-  }
-  std::set<FileId> files;
-  for (const auto& [file, parts] : parts_read(plan)) files.insert(file);
-  for (const InputRecord& record : records) files.insert(record.extent.file);
-  MemorySink sink(outs);
-  execute(plan, inputs, sink, progress, {.records = std::move(records), .check_all_records = true});
-  for (const FileId file : files) inputs[file].check_unchanged();
+  gather_records(plan, inputs, outs, std::move(records), true, progress);
+}
+
+void gather_checked(const CopyPlan& plan, const InputFiles& inputs,
+                    std::span<const std::span<std::byte>> outs, bool all, CheckedRecords& checked,
+                    Progress& progress) {
+  const std::vector<InputRecord> records = checked.unchecked(plan, inputs);
+  gather_records(plan, inputs, outs, records, all, progress);
+  if (all) checked.add(records);
 }
 
 void check_records(const InputFiles& inputs, const TensorSource& tensor, Progress& progress) {

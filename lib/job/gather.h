@@ -48,4 +48,10 @@ class CheckedRecords {
   std::set<std::pair<FileId, uint64_t>> checked_;       // by offset
 };
 
+// gather() with the records that the plan reads whole checked, or with `all` each that it reads a
+// byte of, if `checked` does not have it.
+void gather_checked(const CopyPlan& plan, const InputFiles& inputs,
+                    std::span<const std::span<std::byte>> outs, bool all, CheckedRecords& checked,
+                    Progress& progress);
+
 }  // namespace dsckpt

@@ -103,4 +103,15 @@ std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& 
   return groups;
 }
 
+RankFiles files_of_rank(const Checkpoint& source, const ReshardTarget& target, uint32_t rank,
+                        std::vector<std::string>& notes) {
+  const ShardSource from(source, target);
+  RankFiles files{.model = write_model_file(from, rank),
+                  .optimizer = {},
+                  .weights_are_masters = !from.offer.module_as_it_is};
+  if (target.stage != 0) files.optimizer = write_optim_file(from, rank);
+  for (std::string& note : file_notes(from)) notes.push_back(std::move(note));
+  return files;
+}
+
 }  // namespace dsckpt

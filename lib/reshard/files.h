@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "format/torch_archive.h"
 #include "plan/copy_plan.h"
 #include "reshard/target.h"
 
@@ -29,5 +31,17 @@ struct ReshardedGroup {
 std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& source,
                                            const ReshardTarget& target, const std::string& folder,
                                            std::vector<std::string>& notes);
+
+// The two files that a rank reads, without places of their own.
+struct RankFiles {
+  TorchArchiveWriter::Written model;
+  std::optional<TorchArchiveWriter::Written> optimizer;  // not at stage 0
+  // Whether the trained parameters in `model` are the masters, rounded to their types.
+  bool weights_are_masters = false;
+};
+
+// Those of data-parallel rank `rank`. Otherwise as lay_out_shards().
+RankFiles files_of_rank(const Checkpoint& source, const ReshardTarget& target, uint32_t rank,
+                        std::vector<std::string>& notes);
 
 }  // namespace dsckpt

@@ -25,21 +25,21 @@ Value saved_param_shapes(const Checkpoint& world) {
   return wrapper.archive->root().find_or_none(keys::kParamShapes);
 }
 
-namespace {
-
-GroupSettings settings_of(const ShardValue& value) {
-  const auto has = [&](std::string_view key) { return !value.value.find_or_none(key).is_none(); };
-  return {.value = value,
-          .known = value.archive != nullptr,
-          .moe = value.value.find_or_none("moe").is_true(),
+GroupSettings group_settings(const ShardValue& entry) {
+  const auto has = [&](std::string_view key) { return !entry.value.find_or_none(key).is_none(); };
+  return {.value = entry,
+          .known = entry.archive != nullptr,
+          .moe = entry.value.find_or_none("moe").is_true(),
           .bias_correction = has("bias_correction"),
           .amsgrad = has("amsgrad")};
 }
 
+namespace {
+
 std::vector<RunGroup> groups_of(const Checkpoint& checkpoint) {
   std::vector<RunGroup> groups;
   for (const ParamGroup& group : checkpoint.groups()) {
-    groups.push_back({group.params, settings_of(group.settings), group.ep_size});
+    groups.push_back({group.params, group_settings(group.settings), group.ep_size});
   }
   return groups;
 }

@@ -36,6 +36,8 @@ struct GroupSettings {
   bool amsgrad = false;          // likewise, as torch's Adam has
 };
 
+GroupSettings group_settings(const ShardValue& entry);
+
 // One of the optimizer's parameter groups.
 struct RunGroup {
   std::vector<std::string> params;  // in the order in which the optimizer was given them

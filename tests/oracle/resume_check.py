@@ -69,6 +69,7 @@ class Resume:
     config: dict = dataclasses.field(default_factory=dict)  # other top-level keys; None takes one away
     compare_files: bool = False  # what is loaded must be all that the case's own files hold
     strict: bool = True
+    live: bool = False  # the engine loads the checkpoint itself: dsckpt.load_checkpoint
 
     @functools.cached_property
     def facts(self):
@@ -214,12 +215,19 @@ def compare_with_files(engine, resume: Resume, case, rank, client_state) -> list
     return everywhere(wrong)
 
 
+def patch_for(resume: Resume):
+    if resume.live:
+        import dsckpt
+        dsckpt.patch_deepspeed(load=True)
+
+
 def trainer_worker(rank, world, port, resume, load_dir, report):
     """Lets the Hugging Face Trainer resume from a folder of its own."""
     import transformers
     case, seed = resume.case(False), resume.facts["seed"]
     make_checkpoints.start_distributed(rank, world, port)
     make_checkpoints.relax_deepspeed(case)
+    patch_for(resume)
     found = {}
 
     class Look(transformers.TrainerCallback):
@@ -290,6 +298,7 @@ def digest(tensors: dict) -> str:
 def resume_worker(rank, world, port, resume, load_dir, tag, universal, report):
     import torch
     case = resume.case(universal)
+    patch_for(resume)
     client_state = None
     if resume.compare_files and case.kind == "hf_accelerate":
         engine, step, masters, load = start_accelerate(resume, case, rank, port)
@@ -632,11 +641,13 @@ def run_matrix(quick: bool, only: str, scratch: pathlib.Path, show=print) -> lis
 
 
 def judge_reshard(row: reshard_resume.Row, facts: dict, done, result: dict | None) -> list:
-    """What is wrong with a resume from what reshard wrote, or with its refusal."""
+    """What is wrong with a resume from what reshard wrote, or with its refusal; `done` None: of what was loaded live."""
+    if done is None and row.refused:
+        return [] if row.refused in result.get("error", "") else [f"was not refused for {row.refused!r}"]
     if row.refused:
         good = done.returncode == 3 and row.refused in done.stderr
         return [] if good else [f"exit {done.returncode}, not a refusal for {row.refused}: {done.stderr[-300:]}"]
-    if done.returncode:
+    if done and done.returncode:
         return [f"reshard: exit {done.returncode}: {done.stderr.strip()[-300:]}"]
     if row.deepspeed_refuses:
         return [] if row.deepspeed_refuses in result.get("error", "") else \
@@ -662,8 +673,11 @@ def made_case(name: str, cases: pathlib.Path) -> pathlib.Path:
     return cases / name
 
 
-def run_reshard_matrix(quick: bool, only: str, scratch: pathlib.Path, cases: pathlib.Path, show=print) -> list:
-    """Returns an entry for each resume; show() gets a line of JSON for each as soon as it is done."""
+def run_reshard_matrix(quick: bool, only: str, scratch: pathlib.Path, cases: pathlib.Path, show=print,
+                       live: bool = False) -> list:
+    """Returns an entry for each resume; show() gets a line of JSON for each as soon as it is done.
+
+    live: nothing is written, the engines load the cases themselves."""
     entries = []
     for row in reshard_resume.MATRIX:
         worlds = row.quick if quick else row.worlds
@@ -675,19 +689,21 @@ def run_reshard_matrix(quick: bool, only: str, scratch: pathlib.Path, cases: pat
                 continue
             folder = made_case(row.case, cases)
             resume = Resume(folder, {"world": world}, same_init=row.same_init, stage=row.stage, zero=row.zero,
-                            config=row.config, compare_files=True, strict=row.strict)
+                            config=row.config, compare_files=True, strict=row.strict, live=live)
             entry["to"] = str(resume)
             work = scratch / row.case
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir(parents=True)
             # The Trainer goes by the name of the folder.
             output = work / pathlib.Path(resume.facts["load_dir"]).name
-            done = reshard(resume, output)
+            done = None if live else reshard(resume, output)
             result = None
-            if done.returncode == 0:
+            if live:
+                result = run_resume(resume, folder / resume.facts["load_dir"], resume.facts["tag"], False, work / "logs")
+            elif done.returncode == 0:
                 result = run_resume(resume, output, resume.facts["tag"], False, work / "logs")
             entry["wrong"] = judge_reshard(row, resume.facts, done, result)
-            entry.update(result="refused" if done.returncode else summary(result),
+            entry.update(result="refused" if done and done.returncode else summary(result),
                          seconds=round(time.monotonic() - started, 1))
             entries.append(entry)
             show(json.dumps(entry))
@@ -703,6 +719,7 @@ def main() -> int:
     parser.add_argument("--universal", action="store_true",
                         help="load a universal checkpoint: --load-dir, or what to-universal makes of the case")
     parser.add_argument("--reshard", action="store_true", help="load what reshard makes of the case")
+    parser.add_argument("--live", action="store_true", help="with --reshard --matrix: the engines load the cases themselves")
     parser.add_argument("--cases", type=pathlib.Path,
                         help="with --reshard --matrix: keep the cases that are not in testdata here")
     parser.add_argument("--world", type=int, help="ranks of a data-parallel case")
@@ -728,7 +745,7 @@ def main() -> int:
         if arguments.matrix and arguments.reshard:
             entries = run_reshard_matrix(arguments.quick, arguments.only, scratch / "work",
                                          (arguments.cases or scratch / "cases").resolve(),
-                                         functools.partial(print, flush=True))
+                                         functools.partial(print, flush=True), arguments.live)
             failed = sum(bool(entry["wrong"]) for entry in entries)
             print(f"{len(entries)} resumes, {failed} failed", file=sys.stderr)
             return 1 if failed or not entries else 0

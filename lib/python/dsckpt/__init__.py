@@ -19,6 +19,8 @@ once; other threads run meanwhile.
 
     >>> dsckpt.open("checkpoint-500")["lm_head.weight"][:2]  # doctest: +SKIP
 
+`load_checkpoint()` loads one into a running DeepSpeed engine, also of another number of ranks.
+
 `dsckpt.deepspeed` has DeepSpeed's own functions, and `patch_deepspeed()` puts them in DeepSpeed's place.
 
 Importing this package imports neither torch nor anything else that takes time.
@@ -29,12 +31,12 @@ from ._errors import CorruptError, DsckptWarning, Error, InconsistentError, IoEr
 # All but `print`, which Python has a function of that name for.
 __all__ = [
     "Checkpoint", "CorruptError", "DsckptWarning", "Error", "InconsistentError", "IoError", "Tensor",
-    "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "list_tensors", "open", "pack",
-    "patch_deepspeed", "raw", "reshard", "scan", "stats", "strip", "to_dcp", "to_universal", "tree", "unpack",
+    "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "list_tensors",
+    "load_checkpoint", "open", "pack", "patch_deepspeed", "raw", "reshard", "scan", "stats", "strip", "to_dcp", "to_universal", "tree", "unpack",
     "verify", "where",
 ]  # fmt: skip
 
-_COMMANDS = {"print", *(name for name in __all__ if name.islower())} - {"open", "patch_deepspeed"}
+_COMMANDS = {"print", *(name for name in __all__ if name.islower())} - {"load_checkpoint", "open", "patch_deepspeed"}
 
 
 def __getattr__(name):
@@ -44,9 +46,9 @@ def __getattr__(name):
     if name in ("deepspeed", "results"):
         from importlib import import_module
         return import_module("." + name, __name__)
-    if name == "patch_deepspeed":
-        from .deepspeed import patch_deepspeed
-        return patch_deepspeed
+    if name in ("load_checkpoint", "patch_deepspeed"):
+        from . import deepspeed
+        return getattr(deepspeed, name)
     if name in ("Checkpoint", "Tensor", "open"):
         from . import _checkpoint
         return getattr(_checkpoint, name)

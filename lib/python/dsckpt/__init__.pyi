@@ -29,12 +29,13 @@ from ._errors import InconsistentError as InconsistentError
 from ._errors import IoError as IoError
 from ._errors import UnsupportedError as UnsupportedError
 from ._errors import UsageError as UsageError
+from .deepspeed import load_checkpoint as load_checkpoint
 from .deepspeed import patch_deepspeed as patch_deepspeed
 
 __all__ = [
     "Checkpoint", "CorruptError", "DsckptWarning", "Error", "InconsistentError", "IoError", "Tensor",
-    "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "list_tensors", "open", "pack",
-    "patch_deepspeed", "raw", "reshard", "scan", "stats", "strip", "to_dcp", "to_universal", "tree", "unpack",
+    "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "list_tensors",
+    "load_checkpoint", "open", "pack", "patch_deepspeed", "raw", "reshard", "scan", "stats", "strip", "to_dcp", "to_universal", "tree", "unpack",
     "verify", "where",
 ]
 

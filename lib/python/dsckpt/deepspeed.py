@@ -22,7 +22,8 @@ from ._reader import is_far, is_native
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict", "convert_zero_checkpoint_to_state_dict",
-    "get_fp32_state_dict_from_zero_checkpoint", "load_state_dict_from_zero_checkpoint", "patch_deepspeed",
+    "get_fp32_state_dict_from_zero_checkpoint", "load_checkpoint", "load_state_dict_from_zero_checkpoint",
+    "patch_deepspeed",
 ]
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -94,11 +95,51 @@ def load_state_dict_from_zero_checkpoint(model, checkpoint_dir, tag=None):
     return model
 
 
-def patch_deepspeed():
+def load_checkpoint(engine,
+                    path,
+                    tag=None,
+                    load_module_strict=True,
+                    load_optimizer_states=True,
+                    load_lr_scheduler_states=True,
+                    load_module_only=False,
+                    custom_load_fn=None,
+                    *,
+                    roots=(),
+                    model=None,
+                    check=False):
+    """Loads a checkpoint into a running DeepSpeed engine: also one of another number of ranks, or another stage.
+
+    No file is written, and each rank reads the elements of its own partitions alone. All ranks call it. Arguments and
+    results are those of DeepSpeedEngine.load_checkpoint: the path, and the client state. After it the engine is what
+    it were if `reshard` had written the files for it and DeepSpeed had loaded them.
+
+    path: what dsckpt.open() opens, with its optimizer states: DeepSpeed's own checkpoints of every stage, universal
+        ones, those of torch.distributed.checkpoint, and of files of ranks.
+    load_module_strict: False lets frozen parameters and buffers be in the checkpoint alone, or in the model alone.
+    roots, model: as of dsckpt.open().
+    check: compare the checksums of all that is read, of which whole records are read then. Without, those of records
+        that are read whole anyway.
+
+    Parameters and their groups are matched by names. If anything is wrong all ranks raise the same `dsckpt.Error`, and
+    the engine is as it was; but for what only reading shows, a damaged file: then it says that the engine is half
+    filled, and another checkpoint may be loaded. An engine that is not known, of another release of DeepSpeed, of a
+    pipeline or with experts, is loaded by DeepSpeed itself, with a DsckptWarning.
+    """
+    from . import _live
+    return _live.load_checkpoint(engine, path, tag, load_module_strict, load_optimizer_states,
+                                 load_lr_scheduler_states, load_module_only, custom_load_fn, roots=roots, model=model,
+                                 check=check)
+
+
+def patch_deepspeed(load=False):
     """Puts these functions in the place of DeepSpeed's, wherever they have been imported already.
 
     Code that calls DeepSpeed's, such as Lightning's `convert_zero_checkpoint_to_fp32_state_dict`, then calls these.
     Imports DeepSpeed. Calling it again changes nothing. Returns a function that puts DeepSpeed's back.
+
+    load: `DeepSpeedEngine.load_checkpoint` is load_checkpoint(), too, so that the Trainer, Accelerate, Lightning and
+        TRL resume at another number of ranks, and at another stage. Where there is no checkpoint at all, DeepSpeed's
+        own answers.
     """
     from deepspeed.utils import zero_to_fp32
     ours = {name: globals()[name] for name in __all__ if name != "patch_deepspeed" and hasattr(zero_to_fp32, name)}
@@ -111,6 +152,9 @@ def patch_deepspeed():
             if getattr(module, "__dict__", {}).get(name) is theirs:
                 setattr(module, name, function)
                 replaced.append((module, name, theirs))
+    if load:
+        from . import _live
+        replaced += _live.patch_engine()
 
     def restore():
         for module, name, theirs in replaced:

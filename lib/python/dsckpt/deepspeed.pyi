@@ -1,11 +1,12 @@
 from os import PathLike
-from typing import Any, Callable, Literal, TypeVar, overload
+from typing import Any, Callable, Iterable, Literal, TypeVar, overload
 
 import torch
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict", "convert_zero_checkpoint_to_state_dict",
-    "get_fp32_state_dict_from_zero_checkpoint", "load_state_dict_from_zero_checkpoint", "patch_deepspeed",
+    "get_fp32_state_dict_from_zero_checkpoint", "load_checkpoint", "load_state_dict_from_zero_checkpoint",
+    "patch_deepspeed",
 ]
 
 _Path = str | PathLike[str]
@@ -29,4 +30,9 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir: _Path, output_dir
                                                exclude_frozen_parameters: bool = False) -> None: ...
 def load_state_dict_from_zero_checkpoint(model: _Module, checkpoint_dir: _Path,
                                          tag: _Path | None = None) -> _Module: ...
-def patch_deepspeed() -> Callable[[], None]: ...
+def load_checkpoint(engine: Any, path: _Path, tag: _Path | None = None, load_module_strict: bool = True,
+                    load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True,
+                    load_module_only: bool = False, custom_load_fn: Callable[..., Any] | None = None, *,
+                    roots: Iterable[_Path] = (), model: str | None = None,
+                    check: bool = False) -> tuple[str | None, dict[str, Any] | None]: ...
+def patch_deepspeed(load: bool = False) -> Callable[[], None]: ...

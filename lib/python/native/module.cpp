@@ -19,6 +19,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -27,6 +28,7 @@
 
 #include "dsckpt/checkpoint.h"
 #include "dsckpt/error.h"
+#include "dsckpt/resume.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -116,6 +118,29 @@ void carry_out(const nb::object& progress, Work&& work) {
   if (!progress.is_none()) report(progress, so_far);
 }
 
+nb::dict facts_of(const Source& source) {
+  const SourceFacts known = source.facts();
+  nb::dict all;
+  if (known.from_weights) return all;
+  nb::dict mesh;
+  mesh["pp"] = known.pp;
+  mesh["tp"] = known.tp;
+  mesh["dp"] = known.dp;
+  mesh["ep"] = known.ep;
+  all["layout"] = as_str(known.layout);
+  all["zero_stage"] = known.zero_stage;
+  all["tag"] = as_str(known.tag);
+  all["optimizer_wrapper"] = as_str(known.optimizer_wrapper);
+  all["ds_version"] = as_str(known.ds_version);
+  all["global_steps"] = known.global_steps ? nb::object(nb::int_(*known.global_steps)) : nb::none();
+  all["mesh"] = mesh;
+  return all;
+}
+
+std::span<std::byte> memory_at(uint64_t address, int64_t count, DType dtype) {
+  return {reinterpret_cast<std::byte*>(address), static_cast<size_t>(count) * size_of(dtype)};
+}
+
 class Reader {
  public:
   // Paths as os.fsencode() has them.
@@ -141,25 +166,9 @@ class Reader {
   }
 
   // What is known of the run, with the keys that `ckpt-inspect list --json` has; empty of weights.
-  nb::dict facts() const {
-    const SourceFacts known = source_.facts();
-    nb::dict all;
-    if (known.from_weights) return all;
-    nb::dict mesh;
-    mesh["pp"] = known.pp;
-    mesh["tp"] = known.tp;
-    mesh["dp"] = known.dp;
-    mesh["ep"] = known.ep;
-    all["layout"] = as_str(known.layout);
-    all["zero_stage"] = known.zero_stage;
-    all["tag"] = as_str(known.tag);
-    all["optimizer_wrapper"] = as_str(known.optimizer_wrapper);
-    all["ds_version"] = as_str(known.ds_version);
-    all["global_steps"] =
-        known.global_steps ? nb::object(nb::int_(*known.global_steps)) : nb::none();
-    all["mesh"] = mesh;
-    return all;
-  }
+  nb::dict facts() const { return facts_of(source_); }
+
+  const Source& source() const { return source_; }
 
   nb::list files(size_t index) const {
     nb::list names;
@@ -188,6 +197,20 @@ class Reader {
       arrays.push_back(as_array(std::move(memory[i]), reads[i].out.size()));
     }
     return arrays;
+  }
+
+  // gather(), into the memory at each address.
+  using Place = std::tuple<size_t, int64_t, int64_t, uint64_t>;
+  void gather_into(const std::vector<Place>& places, bool check, const nb::object& progress) const {
+    std::vector<TensorRead> reads;
+    for (const auto& [index, first, count, address] : places) {
+      const SourceTensor& tensor = tensors_.at(index);
+      if (first < 0 || count < 0 || first > numel(tensor.shape) - count) {
+        throw nb::index_error("elements that the tensor does not have");
+      }
+      reads.push_back({&tensor, first, count, memory_at(address, count, tensor.dtype)});
+    }
+    carry_out(progress, [&](Progress& so_far) { source_.gather(reads, check, so_far); });
   }
 
   // Compares the checksums of the records that a tensor lies in.
@@ -234,6 +257,99 @@ class Reader {
   std::vector<SourceTensor> tensors_;
 };
 
+// What a rank of a running engine loads of what a Reader has opened with states.
+class Resume {
+ public:
+  // (name, kind, dtype, shape, alias_of)
+  using Tensor =
+      std::tuple<std::string, std::string, std::string, std::vector<int64_t>, std::string>;
+
+  // `engine` has EngineFacts by their names, without tensors, groups and settings.
+  Resume(const Reader& reader, const nb::dict& engine, const std::vector<Tensor>& tensors,
+         std::vector<std::vector<std::string>> groups, const nb::bytes& settings)
+      : plan_(planned(reader.source(), engine, tensors, std::move(groups), settings)) {}
+
+  // (whether it is the optimizer's, data.pkl, [(dtype, elements) of each storage]) of each
+  nb::list files() const {
+    nb::list all;
+    for (const ResumeFile& file : plan_.files()) {
+      nb::list storages;
+      for (const ResumeFile::Storage& storage : file.storages) {
+        storages.append(nb::make_tuple(as_str(torch_name(storage.dtype)), storage.numel));
+      }
+      all.append(nb::make_tuple(file.optimizer, nb::bytes(file.pickle.data(), file.pickle.size()),
+                                storages));
+    }
+    return all;
+  }
+
+  nb::list notes() const {
+    nb::list all;
+    for (const std::string& note : plan_.notes()) all.append(as_str(note));
+    return all;
+  }
+
+  bool weights_are_masters() const { return plan_.weights_are_masters(); }
+  nb::str folder() const { return as_str(plan_.folder()); }
+
+  // Elements [first, first + count) of storages of files, into the memory at each address.
+  using Place = std::tuple<size_t, size_t, int64_t, int64_t, uint64_t>;
+  void gather_into(const std::vector<Place>& places, bool check, const nb::object& progress) const {
+    std::vector<StorageRead> reads;
+    for (const auto& [file, storage, first, count, address] : places) {
+      const DType dtype = plan_.files().at(file).storages.at(storage).dtype;
+      reads.push_back({file, storage, first, count, memory_at(address, count, dtype)});
+    }
+    carry_out(progress, [&](Progress& so_far) { plan_.gather(reads, check, so_far); });
+  }
+
+ private:
+  static ParamKind kind_called(const std::string& name) {
+    for (const ParamKind kind : {ParamKind::trainable, ParamKind::frozen, ParamKind::buffer}) {
+      if (name == to_string(kind)) return kind;
+    }
+    throw nb::value_error("no kind of a parameter");
+  }
+
+  static DType dtype_called(const std::string& name) {
+    for (size_t i = 0; i < kDTypeCount; ++i) {
+      if (torch_name(static_cast<DType>(i)) == name) return static_cast<DType>(i);
+    }
+    throw UnsupportedError({}, "the engine has a tensor of type " + name);
+  }
+
+  static ResumePlan planned(const Source& source, const nb::dict& known,
+                            const std::vector<Tensor>& tensors,
+                            std::vector<std::vector<std::string>> groups,
+                            const nb::bytes& settings) {
+    EngineFacts engine{.dp = nb::cast<uint32_t>(known["dp"]),
+                       .rank = nb::cast<uint32_t>(known["rank"]),
+                       .stage = nb::cast<int>(known["stage"]),
+                       .wrapper = nb::cast<std::string>(known["wrapper"]),
+                       .precision = nb::cast<std::string>(known["precision"]),
+                       .ds_version = nb::cast<std::string>(known["ds_version"]),
+                       .ds_config = nb::cast<std::string>(known["ds_config"]),
+                       .round_robin = nb::cast<bool>(known["round_robin"]),
+                       .parameter_alignment = nb::cast<bool>(known["parameter_alignment"]),
+                       .sub_group_size = nb::cast<uint64_t>(known["sub_group_size"]),
+                       .tensors = {},
+                       .groups = std::move(groups),
+                       .settings = as_string(settings),
+                       .strict = nb::cast<bool>(known["strict"])};
+    for (const auto& [name, kind, dtype, shape, alias_of] : tensors) {
+      engine.tensors.push_back({.name = name,
+                                .kind = kind_called(kind),
+                                .dtype = dtype_called(dtype),
+                                .shape = Shape(shape.begin(), shape.end()),
+                                .alias_of = alias_of});
+    }
+    const nb::gil_scoped_release release;
+    return plan_resume(source, engine);
+  }
+
+  ResumePlan plan_;
+};
+
 // dsckpt.Error of the same kind and place, raised.
 void raise(const Error& error) {
   if (error.kind() == ErrorKind::interrupted) {
@@ -268,10 +384,11 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 NB_MODULE(dsckpt_native, module) {
   using dsckpt::Reader;
+  using dsckpt::Resume;
   // A worker process of a data loader has its Reader until it ends.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(dsckpt::translate);
-  module.attr("INTERFACE") = 3;  // as in dsckpt/_reader.py; another one when anything below changes
+  module.attr("INTERFACE") = 4;  // as in dsckpt/_reader.py; another one when anything below changes
   nb::class_<Reader>(module, "Reader")
       .def(nb::init<const nb::bytes&, const std::string&, const std::string&,
                     const std::vector<nb::bytes>&, const std::vector<std::string>&, bool>(),
@@ -281,6 +398,16 @@ NB_MODULE(dsckpt_native, module) {
       .def("facts", &Reader::facts)
       .def("files", &Reader::files, "index"_a)
       .def("gather", &Reader::gather, "ranges"_a, "check"_a, "progress"_a.none())
+      .def("gather_into", &Reader::gather_into, "places"_a, "check"_a, "progress"_a.none())
       .def("check", &Reader::check, "index"_a, "progress"_a.none())
       .def("view", &Reader::view, "index"_a);
+  nb::class_<Resume>(module, "Resume")
+      .def(nb::init<const Reader&, const nb::dict&, const std::vector<Resume::Tensor>&,
+                    std::vector<std::vector<std::string>>, const nb::bytes&>(),
+           "reader"_a, "engine"_a, "tensors"_a, "groups"_a, "settings"_a)
+      .def("files", &Resume::files)
+      .def("notes", &Resume::notes)
+      .def("weights_are_masters", &Resume::weights_are_masters)
+      .def("folder", &Resume::folder)
+      .def("gather_into", &Resume::gather_into, "places"_a, "check"_a, "progress"_a.none());
 }

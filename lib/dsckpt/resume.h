@@ -1,0 +1,98 @@
+// Resume: what a rank of a running engine of DeepSpeed loads from any checkpoint, without files.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dsckpt/checkpoint.h"
+#include "dsckpt/dtype.h"
+#include "dsckpt/export.h"
+#include "dsckpt/run.h"
+#include "dsckpt/tensor.h"
+
+namespace dsckpt {
+
+// An entry of the model's state_dict, as a running engine has it.
+struct EngineTensor {
+  std::string name;
+  ParamKind kind = ParamKind::trainable;
+  DType dtype = DType::float32;
+  Shape shape;           // of the whole tensor
+  std::string alias_of;  // of a tied parameter, the entry that it is the same tensor as; else ""
+};
+
+// A running engine of DeepSpeed, and one of its ranks.
+struct EngineFacts {
+  uint32_t dp = 1;  // data-parallel ranks, up to kMaxRanks
+  uint32_t rank = 0;
+  int stage = 0;                   // of ZeRO
+  std::string wrapper = {};        // the class around its optimizer; "" of none
+  std::string precision = "fp32";  // or "fp16", "bf16": which of DeepSpeed's is on
+  std::string ds_version = {};
+  std::string ds_config = {};  // JSON, an object
+  bool round_robin = false;    // stages 1 and 2: whether it has ordered the groups so
+  bool parameter_alignment = false;
+  uint64_t sub_group_size = 0;  // stage 3, elements
+  std::vector<EngineTensor> tensors = {};
+  // The names of the trained parameters of each group, in the order in which the optimizer was
+  // given them.
+  std::vector<std::vector<std::string>> groups = {};
+  // A pickle, a list: of each group its hyper-parameters, a dict. For groups that the checkpoint
+  // does not have.
+  std::string settings = {};
+  // Whether all names have to be in both. If not, frozen parameters and buffers may be in one only.
+  bool strict = true;
+};
+
+// A file that DeepSpeed would read, without the tensors' elements.
+struct ResumeFile {
+  struct Storage {
+    DType dtype = DType::float32;
+    int64_t numel = 0;
+  };
+  bool optimizer = false;         // the optimizer-states file; else the model-states file
+  std::string pickle;             // data.pkl of torch.save
+  std::vector<Storage> storages;  // by the keys in the pickle: "0", "1", ...
+};
+
+// Elements [first, first + count) of a storage, and the memory that takes them.
+struct StorageRead {
+  size_t file = 0;
+  size_t storage = 0;
+  int64_t first = 0;
+  int64_t count = 0;
+  std::span<std::byte> out = {};
+};
+
+// What one rank loads: its model-states file, and from stage 1 on its optimizer-states file, as
+// plan_reshard() would have them written. Cheap to copy; any thread.
+class DSCKPT_EXPORT ResumePlan {
+ public:
+  const std::vector<ResumeFile>& files() const;
+  // What a user should know before it is loaded.
+  const std::vector<std::string>& notes() const;
+  // Whether the trained parameters of 16 bits in the model-states file are the masters, rounded.
+  bool weights_are_masters() const;
+  // The folder that the shards are in.
+  const std::string& folder() const;
+  // Gathers what all of `reads` ask for, on all cores. Records that are read whole are compared
+  // with their CRC32; with `check` all that any of it lies in. Throws as Source::gather().
+  void gather(std::span<const StorageRead> reads, bool check, Progress& progress) const;
+
+  // The library's own.
+  struct Impl;
+  explicit ResumePlan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+// `source` has to be open with SourceOptions::optimizer_states. Throws as plan_reshard();
+// parameters and groups are matched by their names.
+DSCKPT_EXPORT ResumePlan plan_resume(const Source& source, const EngineFacts& engine);
+
+}  // namespace dsckpt
