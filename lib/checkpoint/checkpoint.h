@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/order_match.h"
 #include "checkpoint/shared_list.h"
 #include "checkpoint/tp_rule.h"
@@ -232,6 +233,9 @@ struct DataFile {
   FileId id;
 };
 
+// Of entries, by name.
+using ParamKinds = KeyedMap<std::string, ParamKind>;
+
 class Checkpoint;
 
 // A checkpoint that an average is of.
@@ -295,7 +299,10 @@ class Checkpoint {
   // steps as were made and schedules that are there. Groups, their order and their hyper-parameters
   // are those of `values`; masters and states are float32. Throws UnsupportedError for parameters
   // without names, and for trained ones that float32 does not hold.
-  static Checkpoint for_deepspeed(InputFiles& inputs, std::shared_ptr<const Checkpoint> values);
+  // `kinds` says of entries that are not trained whether they are frozen parameters or buffers,
+  // which such files do not.
+  static Checkpoint for_deepspeed(InputFiles& inputs, std::shared_ptr<const Checkpoint> values,
+                                  const ParamKinds& kinds = {});
 
   // The weighted mean (TensorSource::weighted_mean) of one or more checkpoints of the same inputs,
   // the oldest first: it is the newest with other values. Parameters, frozen ones too, are

@@ -28,7 +28,8 @@ constexpr uint64_t kWrapperPlace = ~uint64_t{0} - 2;
 
 class ForeignRun {
  public:
-  ForeignRun(CheckpointDraft& draft, const Checkpoint& values) : draft_(draft), values_(values) {}
+  ForeignRun(CheckpointDraft& draft, const Checkpoint& values, const ParamKinds& kinds)
+      : draft_(draft), values_(values), kinds_(kinds) {}
 
   void read() {
     take_params();
@@ -68,7 +69,11 @@ class ForeignRun {
     for (const Param& from : values_.params()) {
       Param& param = draft_.params.emplace_back(from);
       param.given = true;
-      if (param.kind != ParamKind::trainable) continue;
+      if (param.kind != ParamKind::trainable) {
+        const auto kind = kinds_.find(param.name);
+        if (kind != kinds_.end()) param.kind = kind->second;
+        continue;
+      }
       if (size_of(param.weight.dtype()) > size_of(DType::float32)) {
         throw UnsupportedError({.file = values_.tag_folder().string(), .tensor = param.name},
                                "is " + std::string(torch_name(param.weight.dtype())) +
@@ -135,13 +140,14 @@ class ForeignRun {
 
   CheckpointDraft& draft_;
   const Checkpoint& values_;
+  const ParamKinds& kinds_;
 };
 
 }  // namespace
 
-void read_for_deepspeed(CheckpointDraft& draft, const Checkpoint& values) {
+void read_for_deepspeed(CheckpointDraft& draft, const Checkpoint& values, const ParamKinds& kinds) {
   if (!values.facts().states_assigned) throw unnamed_states(values.tag_folder());
-  ForeignRun(draft, values).read();
+  ForeignRun(draft, values, kinds).read();
 }
 
 }  // namespace dsckpt

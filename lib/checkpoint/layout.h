@@ -83,7 +83,7 @@ void read_other_values(CheckpointDraft& draft, const Checkpoint& values, const C
 
 // The reader of Checkpoint::for_deepspeed: params, groups, wrapper_state, a model-states file and
 // notes.
-void read_for_deepspeed(CheckpointDraft& draft, const Checkpoint& values);
+void read_for_deepspeed(CheckpointDraft& draft, const Checkpoint& values, const ParamKinds& kinds);
 
 // The reader of Checkpoint::average.
 void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> parts);

@@ -369,7 +369,8 @@ Checkpoint Checkpoint::with_values(InputFiles& inputs, std::shared_ptr<const Che
   return Checkpoint(std::move(impl));
 }
 
-Checkpoint Checkpoint::for_deepspeed(InputFiles& inputs, std::shared_ptr<const Checkpoint> values) {
+Checkpoint Checkpoint::for_deepspeed(InputFiles& inputs, std::shared_ptr<const Checkpoint> values,
+                                     const ParamKinds& kinds) {
   auto impl = std::make_unique<Impl>(inputs);
   CheckpointDraft& draft = impl->draft;
   draft.folder = values->impl_->draft.folder;
@@ -382,7 +383,7 @@ Checkpoint Checkpoint::for_deepspeed(InputFiles& inputs, std::shared_ptr<const C
   draft.facts.tag = "global_step" + std::to_string(draft.facts.global_steps.value_or(0));
   draft.optimizer_states = true;
   draft.notes = values->notes();
-  read_for_deepspeed(draft, *values);
+  read_for_deepspeed(draft, *values, kinds);
   draft.data_files = values->data_files();
   impl->model_files = files_of(draft.model_shards);
   impl->values = std::move(values);

@@ -31,6 +31,9 @@ struct SourceOptions {
   // A file with the names of the model's parameters, one a line, in the order of
   // model.named_parameters(): for optimizers of other frameworks that number them. Empty: none.
   std::filesystem::path param_names = {};
+  // The names of the parameters of each group of the run that goes on, in its order, for an
+  // optimizer of another framework that numbers them; without, those of `like`.
+  std::vector<std::vector<std::string>> group_names = {};
   // Read the optimizer's states too. to-universal, reshard and strip to a resume need them.
   bool optimizer_states = false;
   // How slices of tensor-parallel ranks go together where the checkpoint does not say it:

@@ -57,6 +57,7 @@ OpenOptions open_options(const SourceOptions& options) {
   OpenOptions open{.tag = options.tag,
                    .roots = options.roots,
                    .model = options.model,
+                   .order = {.groups = options.group_names},
                    .optimizer_states = options.optimizer_states,
                    .slices_apart = options.slices_apart,
                    .allow_missing = options.allow_missing};

@@ -106,7 +106,8 @@ std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& 
 RankFiles files_of_rank(const Checkpoint& source, const ReshardTarget& target, uint32_t rank,
                         std::vector<std::string>& notes) {
   const ShardSource from(source, target);
-  RankFiles files{.model = write_model_file(from, rank),
+  // Below stage 3 all ranks read that of the first.
+  RankFiles files{.model = write_model_file(from, target.stage == 3 ? rank : 0),
                   .optimizer = {},
                   .weights_are_masters = !from.offer.module_as_it_is};
   if (target.stage != 0) files.optimizer = write_optim_file(from, rank);

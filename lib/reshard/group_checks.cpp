@@ -108,7 +108,8 @@ std::optional<Found> empty_group(const Choice& choice) {
 }
 
 std::optional<Found> frozen_or_buffer(const Choice& choice) {
-  if (choice.target.stage != 3 || !choice.source.checkpoint.foreign) return std::nullopt;
+  const bool told = choice.like != nullptr;
+  if (choice.target.stage != 3 || told || !choice.source.checkpoint.foreign) return std::nullopt;
   for (const Param& param : choice.source.params.all()) {
     if (param.kind == ParamKind::frozen && param.alias_of.empty()) {
       return Found{.tensor = param.name};

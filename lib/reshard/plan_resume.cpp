@@ -46,6 +46,14 @@ ReshardTarget target_for(const EngineFacts& engine, const LiveRun& run,
   return choose_target(run_facts(checkpoint), &run.facts(), options, notes);
 }
 
+ParamKinds kinds_of(const EngineFacts& engine) {
+  ParamKinds kinds;
+  for (const EngineTensor& tensor : engine.tensors) {
+    if (tensor.kind != ParamKind::trainable) kinds.emplace(tensor.name, tensor.kind);
+  }
+  return kinds;
+}
+
 ResumeFile described(const TorchArchiveWriter::Written& written, bool optimizer) {
   ResumeFile file{.optimizer = optimizer, .pickle = written.pickle, .storages = {}};
   for (const TensorSource& data : written.data) {
@@ -98,7 +106,8 @@ ResumePlan plan_resume(const Source& source, const EngineFacts& engine) {
   const std::shared_ptr<InputFiles>& inputs = source->inputs;
   std::shared_ptr<const Checkpoint> checkpoint = source->checkpoint;
   if (checkpoint->facts().foreign && !checkpoint->facts().has_given_states) {
-    checkpoint = std::make_shared<const Checkpoint>(Checkpoint::for_deepspeed(*inputs, checkpoint));
+    checkpoint = std::make_shared<const Checkpoint>(
+        Checkpoint::for_deepspeed(*inputs, checkpoint, kinds_of(engine)));
   }
   refuse_what_no_engine_loads(*checkpoint);
   auto impl = std::make_shared<ResumePlan::Impl>();

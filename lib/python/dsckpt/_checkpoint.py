@@ -173,6 +173,18 @@ class Checkpoint(Mapping):
         from ._load import load_into
         return load_into(self, model, strict, progress)
 
+    def read_into(self, targets, *, progress=None):
+        """Reads tensors into memory of yours: `targets` are names to torch's tensors, arrays of NumPy, or what has
+        DLPack, of the tensors' shapes.
+
+        Where one is on the CPU, contiguous and of the stored type, the elements are read straight into it. Others get
+        them in pieces, converted to their types and copied to their devices.
+
+        Raises InconsistentError for other shapes, and UsageError for what cannot be written to, before anything is.
+        """
+        from ._into import read_into
+        read_into(self, targets, progress)
+
     def finish_checks(self):
         """Waits for the checks that ``check="later"`` has begun, and raises what the first wrong record gave."""
         if self._checks:

@@ -7,6 +7,8 @@ import pickle
 
 import torch
 
+from ._errors import UnsupportedError
+
 
 class Wrapper:
     """A class that DeepSpeed has around an optimizer, as a rank holds it.
@@ -39,6 +41,19 @@ class Wrapper:
             if flat is not None:
                 yield saved[self.masters[0]], at, flat.data
 
+    def pieces(self):
+        """(parameter, its first element that is here, this rank's masters from there on) of trained parameters"""
+        for params, flat, parts, masters, group in self.partitions():
+            begin = torch.distributed.get_rank(group) * masters.numel()
+            for p in params:
+                offset = offset_in(p, flat)
+                low, high = max(begin, offset), min(begin + masters.numel(), offset + p.numel())
+                if low < high:
+                    yield p, low - offset, masters.data[low - begin:high - begin]
+
+    def set_weights(self):
+        """The 16-bit parameters by the masters, but those that partitions() has."""
+
     def partitions(self):
         """(parameters, all of them flat, the ranks' parts of that, this rank's masters, process group) of each group"""
         if self.weights is None:
@@ -59,9 +74,23 @@ class Plain(Wrapper):
     def master_places(self, saved):
         return iter(())
 
+    def pieces(self):
+        return ((p, 0, p.data.view(-1)) for p in self.flats() if p.numel())
+
 
 class Fp16Optimizer(Wrapper):
     base, masters, groups = "optimizer_state_dict", ("fp32_groups_flat", "fp32_groups_flat"), "fp16_groups"
+
+    def pieces(self):
+        for params, flat in zip(self.param_groups(), self.optimizer.fp32_groups_flat):
+            if flat is not None:
+                _same_length(range(sum(p.numel() for p in params)), flat, "elements of a group")
+                parts = flat.data.split([p.numel() for p in params])
+                yield from ((p, 0, part) for p, part in zip(params, parts))
+
+    def set_weights(self):
+        for p, _, masters in self.pieces():
+            p.data.copy_(masters.view(p.shape))
 
 
 class Fp16UnfusedOptimizer(Wrapper):
@@ -69,6 +98,12 @@ class Fp16UnfusedOptimizer(Wrapper):
 
     def flats(self):
         return [master for group in self.optimizer.fp32_groups for master in group]
+
+    def pieces(self):
+        params = [p for group in self.param_groups() for p in group]
+        return ((p, 0, master.data.view(-1)) for p, master in zip(params, self.flats()))
+
+    set_weights = Fp16Optimizer.set_weights
 
     def master_places(self, saved):
         _same_length(saved["fp32_groups"], self.optimizer.fp32_groups, "groups of fp32 parameters")
@@ -97,6 +132,24 @@ class Zero3Optimizer(Wrapper):
         for number, members in enumerate(self.optimizer.fp16_groups):
             groups[self.optimizer.sub_group_to_group_id[number]] += members
         return groups
+
+    def pieces(self):
+        for members, flat in zip(self.optimizer.fp16_groups, self.flats()):
+            for p, part in zip(members, flat.data.split([p.partition_numel() for p in members])):
+                first, count = part_of(p)
+                yield p, first, part[:count]
+
+    def set_weights(self):
+        """As stage 3's own load does it."""
+        optimizer = self.optimizer
+        for flat, masters, parts in zip(optimizer.fp16_partitioned_groups_flat, self.flats(),
+                                        optimizer.fp16_partitioned_groups):
+            if masters.numel():
+                flat.data.copy_(masters.data)
+            for part, piece in zip(parts, optimizer.unflatten(flat, parts)):
+                part.data = piece.data
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
 
 
 WRAPPERS = {
@@ -151,6 +204,22 @@ def _wrapper_name(engine):
             and not engine.bfloat16_enabled() and isinstance(engine.optimizer, torch.optim.Optimizer):
         return ""
     return name
+
+
+def part_of(param):
+    """The first element that this rank has of a parameter that stage 3 has cut, and how many there are."""
+    size = param.partition_numel()
+    first = torch.distributed.get_rank(param.ds_process_group) * size
+    return first, max(0, min(size, param.ds_numel - first))
+
+
+def offset_in(param, flat):
+    """Where a parameter lies in the flat tensor of its group; one that lies elsewhere is an UnsupportedError."""
+    offset, rest = divmod(param.data_ptr() - flat.data_ptr(), flat.element_size())
+    inside = not rest and param.dtype == flat.dtype and 0 <= offset <= flat.numel() - param.numel()
+    if param.numel() and not inside:
+        raise UnsupportedError("the engine has parameters elsewhere than in the flat tensors of their groups")
+    return max(0, min(offset, flat.numel()))
 
 
 def rank_of(engine):
@@ -218,4 +287,4 @@ def _is_plain(value):
 
 def _same_length(saved, live, what):
     if len(saved) != len(live):
-        raise AssertionError(f"the plan has {len(saved)} {what}, the engine {len(live)}")
+        raise UnsupportedError(f"the plan has {len(saved)} {what}, the engine {len(live)}")

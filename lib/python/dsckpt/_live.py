@@ -20,6 +20,7 @@ from ._reader import is_far, is_native, open_reader
 _RING_BYTES = 8 << 20  # of a buffer, of which there are two
 _MODEL, _OPTIMIZER = 0, 1  # numbers of the files
 
+_WEIGHTS_ALONE = "these are weights alone: the optimizer's states, counters and schedules of the engine stay as they are"
 _NOTHING_CHANGED = "nothing of the engine was changed"
 _HALF_FILLED = "the engine is half filled: it must not go on before a checkpoint has been loaded"
 
@@ -45,16 +46,20 @@ def load_checkpoint(engine,
         return _by_deepspeed(engine, path, tag, why, {**own, "custom_load_fn": custom_load_fn})
     states = load_optimizer_states and not load_module_only
     with _agreement(_NOTHING_CHANGED):
-        plan = _planned(engine, path, tag, roots, model, tp_rules, load_module_strict)
-        load = _Load(engine, plan, states)
+        facts = _engine.facts(engine, _engine.wrapper_of(engine), load_module_strict)
+        reader = _opened(path, tag, roots, model, tp_rules, facts[2])
+        if reader.facts():
+            load = _Load(engine, _resume(reader, facts), states)
+            notes = load.plan.notes()
+        else:
+            load, notes = _Weights(engine, reader, load_module_strict), [_WEIGHTS_ALONE]
         load.prepare()
     if _rank() == 0:
-        warn(plan.notes())
+        warn(notes)
     with _agreement(_HALF_FILLED):
         load.fill(check)
     with _agreement(_HALF_FILLED):
-        load.share_weights()
-        return load.through_deepspeed(os.fspath(path), tag, own)
+        return load.finish(os.fspath(path), tag, own)
 
 
 def patch_engine():
@@ -91,16 +96,19 @@ def _by_deepspeed(engine, path, tag, why, options):
                                hint="reshard, or to-universal, makes a checkpoint that DeepSpeed loads") from error
 
 
-def _planned(engine, path, tag, roots, model, tp_rules, strict):
+def _opened(path, tag, roots, model, tp_rules, group_names):
     if not is_native():
         raise UnsupportedError("loading into an engine needs the compiled module", hint="pip install dsckpt-native")
     if is_far(path) or any(map(is_far, roots)):
         raise UnsupportedError(f"{os.fspath(path)}: object stores are not read into an engine",
                                hint="reshard reads them, and writes what DeepSpeed loads")
+    return open_reader(path, states=True, group_names=group_names, tag=None if tag is None else str(tag), model=model,
+                       roots=roots, tp_rules=tp_rules)
+
+
+def _resume(reader, facts):
     import dsckpt_native
-    reader = open_reader(path, states=True, tag=None if tag is None else str(tag), model=model, roots=roots,
-                         tp_rules=tp_rules)
-    return dsckpt_native.Resume(reader, *_engine.facts(engine, _engine.wrapper_of(engine), strict))
+    return dsckpt_native.Resume(reader, *facts)
 
 
 class _Place(typing.NamedTuple):
@@ -206,7 +214,7 @@ class _Load:
                    if place.kind == "entry" and place.key in self.module}  # fmt: skip
         names = set()
         for params, flat, ranks, masters, group in self.wrapper.partitions():
-            offsets = [(p.data_ptr() - flat.data_ptr()) // flat.element_size() for p in params]
+            offsets = [_engine.offset_in(p, flat) for p in params]
             rank = torch.distributed.get_rank(group)
             part, begin = ranks[rank], rank * ranks[rank].numel()
             members = [entries.get(id(p)) for p in params]
@@ -266,7 +274,7 @@ class _Load:
         size = masters.numel()
         begin, slices = torch.distributed.get_rank(group) * size, {}
         for p in params:
-            offset = (p.data_ptr() - flat.data_ptr()) // flat.element_size()
+            offset = _engine.offset_in(p, flat)
             low, high = max(begin, offset), min(begin + size, offset + p.numel())
             if low < high:
                 slices[self.engine.param_names[p]] = (low - begin, high - low)
@@ -275,46 +283,18 @@ class _Load:
     # --- from here on the engine changes
 
     def fill(self, check):
-        direct, staged = [], []
-        for read in self.reads:
-            if read[3].numel():
-                (direct if self._is_direct(*read) else staged).append(read)
+        dtypes = [[getattr(torch, dtype) for dtype, _ in storages] for _, _, storages in self.plan.files()]
+        _gather(self.plan.gather_into, [((file, storage), first, flat, dtypes[file][storage])
+                                        for file, storage, first, flat in self.reads], check)
+
+    def finish(self, path, tag, options):
         with torch.no_grad():
-            self.plan.gather_into([(file, storage, first, flat.numel(), flat.data_ptr())
-                                   for file, storage, first, flat in direct], check, None)
-            _Ring().carry(self.plan, staged, check)
-
-    def _is_direct(self, file, storage, first, flat):
-        return flat.device.type == "cpu" and flat.dtype == self._dtype(file, storage)
-
-    def _dtype(self, file, storage):
-        return getattr(torch, self.plan.files()[file][2][storage][0])
-
-    def share_weights(self):
-        """The 16-bit weights of all ranks, in place."""
-        with torch.no_grad():
-            for ranks, masters, group in self.shared:
-                own = ranks[torch.distributed.get_rank(group)]
-                if masters is not None:
-                    own.copy_(masters)
-                for rank, part in enumerate(ranks):
-                    if part.numel() and torch.distributed.get_world_size(group) > 1:
-                        source = torch.distributed.get_global_rank(group, rank)
-                        torch.distributed.broadcast(part.view(torch.uint8), source, group=group)
+            _share(self.shared)
             if isinstance(self.wrapper, _engine.Zero3Optimizer) and not self.states:
-                self._weights_of_masters()
+                self.wrapper.set_weights()
+        return self._through_deepspeed(path, tag, options)
 
-    def _weights_of_masters(self):
-        """Stage 3's, as its own load makes them, where it would not."""
-        optimizer = self.engine.optimizer
-        for flat, masters, parts in zip(optimizer.fp16_partitioned_groups_flat, self.wrapper.flats(),
-                                        optimizer.fp16_partitioned_groups):
-            if masters.numel():
-                flat.data.copy_(masters.data)
-            for part, piece in zip(parts, optimizer.unflatten(flat, parts)):
-                part.data = piece.data
-
-    def through_deepspeed(self, path, tag, options):
+    def _through_deepspeed(self, path, tag, options):
         engine, folder = self.engine, self.plan.folder()
         own = os.path.basename(folder) if tag is None else str(tag)
         with _reading_from_memory(engine, folder, self.dicts):
@@ -382,30 +362,117 @@ class _Storages:
         return torch.storage.TypedStorage(wrap_storage=bare, dtype=dtype, _internal=True)
 
 
-class _Ring:
-    """Elements to another device or type, through two buffers: one is read while the other is copied."""
+def _gather(gather_into, reads, check):
+    """Each of `reads` is (what, first element, the flat tensor that takes them, their type)."""
+    reads = [read for read in reads if read[2].numel()]
+    direct = [read for read in reads if _is_direct(read[2], read[3])]
+    with torch.no_grad():
+        gather_into([(*what, first, flat.numel(), flat.data_ptr()) for what, first, flat, _ in direct], check, None)
+        _through_ring(gather_into, [read for read in reads if not _is_direct(read[2], read[3])], check)
 
-    def carry(self, plan, reads, check):
-        buffers, turn = [], 0
-        for file, storage, first, flat in reads:
-            dtype = getattr(torch, plan.files()[file][2][storage][0])
-            step = _RING_BYTES // dtype.itemsize
-            for done in range(0, flat.numel(), step):
-                count = min(step, flat.numel() - done)
-                if len(buffers) < 2:
-                    buffers.append([torch.empty(_RING_BYTES, dtype=torch.uint8, pin_memory=flat.is_cuda), None])
-                buffer, copied = buffers[turn]
-                if copied is not None:
-                    copied.synchronize()
-                plan.gather_into([(file, storage, first + done, count, buffer.data_ptr())], check, None)
-                flat[done:done + count].copy_(buffer[:count * dtype.itemsize].view(dtype), non_blocking=True)
-                if flat.is_cuda:
-                    buffers[turn][1] = torch.cuda.Event()
-                    buffers[turn][1].record()
-                turn = (turn + 1) % 2
-        for _, copied in buffers:
+
+def _is_direct(flat, dtype):
+    return flat.device.type == "cpu" and flat.dtype == dtype
+
+
+def _through_ring(gather_into, reads, check):
+    """To another device or type, through two buffers: one is read into while the other is copied."""
+    buffers, turn = [], 0
+    for what, first, flat, dtype in reads:
+        step = _RING_BYTES // dtype.itemsize
+        for done in range(0, flat.numel(), step):
+            count = min(step, flat.numel() - done)
+            if len(buffers) < 2:
+                buffers.append([torch.empty(_RING_BYTES, dtype=torch.uint8, pin_memory=flat.is_cuda), None])
+            buffer, copied = buffers[turn]
             if copied is not None:
                 copied.synchronize()
+            gather_into([(*what, first + done, count, buffer.data_ptr())], check, None)
+            flat[done:done + count].copy_(buffer[:count * dtype.itemsize].view(dtype), non_blocking=True)
+            if flat.is_cuda:
+                buffers[turn][1] = torch.cuda.Event()
+                buffers[turn][1].record()
+            turn = (turn + 1) % 2
+    for _, copied in buffers:
+        if copied is not None:
+            copied.synchronize()
+
+
+def _share(groups):
+    """Each of `groups` is (the ranks' parts of weights, this rank's masters or None, process group): all get all parts."""
+    for ranks, masters, group in groups:
+        if masters is not None:
+            ranks[torch.distributed.get_rank(group)].copy_(masters)
+        for rank, part in enumerate(ranks):
+            if part.numel() and torch.distributed.get_world_size(group) > 1:
+                source = torch.distributed.get_global_rank(group, rank)
+                torch.distributed.broadcast(part.view(torch.uint8), source, group=group)
+
+
+class _Weights:
+    """Weights alone into an engine: its masters are these numbers, and the weights those rounded. All else stays."""
+
+    def __init__(self, engine, reader, strict):
+        self.engine, self.reader, self.strict = engine, reader, strict
+        self.wrapper = _engine.wrapper_of(engine)
+        self.reads = []
+
+    def prepare(self):
+        state = _engine.state_of(self.engine)
+        found = {entry[0]: (index, entry) for index, entry in enumerate(self.reader.tensors()) if not entry[1]}
+        names = {}
+        for name, tensor in state.items():
+            names.setdefault(id(tensor), []).append(name)
+        own = {ident: next((name for name in each if name in found), None) for ident, each in names.items()}
+        missing = [each[0] for ident, each in names.items()
+                   if own[ident] is None and isinstance(state[each[0]], torch.nn.Parameter)]
+        unexpected = [name for name in found if name not in state]
+        pieces = list(self.wrapper.pieces())
+        trained = {id(p) for p in map(lambda piece: piece[0], pieces)} | \
+            {id(p) for group in self.wrapper.param_groups() for p in group}
+        if missing and (self.strict or any(id(state[name]) in trained for name in missing)):
+            raise InconsistentError(f"{missing[0]} is not in the weights, but is in the engine", tensor=missing[0])
+        if unexpected and self.strict:
+            raise InconsistentError(f"{unexpected[0]} is in the weights, but is not in the engine",
+                                    tensor=unexpected[0], hint="load_module_strict=False leaves it out")
+        for p, first, masters in pieces:
+            self._read(own[id(p)], found, p, first, masters)
+        for tensor in {id(tensor): tensor for tensor in state.values()}.values():
+            if id(tensor) in trained or own[id(tensor)] is None:
+                continue
+            first, count = _engine.part_of(tensor) if hasattr(tensor, "ds_tensor") else (0, tensor.numel())
+            self._read(own[id(tensor)], found, tensor, first, _flat(tensor)[:count])
+
+    def _read(self, name, found, tensor, first, flat):
+        index, (_, _, _, dtype, shape, _) = found[name]
+        if tuple(shape) != _engine.shape_of(tensor):
+            raise InconsistentError(f"{name} has shape {list(shape)} in the weights, "
+                                    f"{list(_engine.shape_of(tensor))} in the engine", tensor=name)
+        if dtype == "float64":
+            raise UnsupportedError(f"{name} is float64, and would be rounded", tensor=name)
+        self.reads.append(((index, ), first, flat, getattr(torch, dtype)))
+
+    def fill(self, check):
+        _gather(self.reader.gather_into, self.reads, check)
+
+    def finish(self, path, tag, options):
+        optimizer = self.engine.optimizer
+        if hasattr(optimizer, "checkpoint_event_prologue"):
+            optimizer.checkpoint_event_prologue()
+        with torch.no_grad():
+            _share([(ranks, masters, group) for _, _, ranks, masters, group in self.wrapper.partitions()])
+            self.wrapper.set_weights()
+        if hasattr(optimizer, "checkpoint_event_epilogue"):
+            optimizer.checkpoint_event_epilogue()
+        return path, {}
+
+
+def _flat(tensor):
+    """The memory of what the optimizer does not own."""
+    data = getattr(tensor, "ds_tensor", tensor).data
+    if not data.is_contiguous():
+        raise UnsupportedError("the engine has a frozen parameter or a buffer that is not contiguous")
+    return data.view(-1)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ import torch
 
 from ._arrays import Form, batches
 from ._errors import InconsistentError, UsageError
+from ._into import address_of, straight
 from ._tool import shown
 
 _AS_STORED = Form.of("pt", None, None)
@@ -27,7 +28,12 @@ def load_into(checkpoint, model, strict, progress):
     wanted = {}
     for name, tensor in found.items():
         wanted.setdefault(_place(tensors[name]), (tensor._owner(), tensors[name]))
-    _copy(checkpoint, list(wanted.values()), progress)
+    direct, others = [], []
+    for tensor, target in wanted.values():
+        is_direct = not checkpoint._mmap and address_of(tensor, target) is not None
+        (direct if is_direct else others).append((tensor, target))
+    straight(checkpoint, direct, progress)
+    copy_pieces(checkpoint, others, progress)
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
@@ -45,7 +51,10 @@ def _check_all(found, targets):
                                     f"{list(target.shape)}", tensor=name)
 
 
-def _copy(checkpoint, wanted, progress):
+def copy_pieces(checkpoint, wanted, progress):
+    """Copies each tensor into torch's beside it, whatever its type and device."""
+    if not wanted:
+        return
     of_tensor = {}
     for tensor, target in wanted:
         of_tensor.setdefault(tensor._index, (tensor, []))[1].append(target)

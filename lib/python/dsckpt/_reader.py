@@ -20,10 +20,11 @@ def is_native():
     return getattr(dsckpt_native, "INTERFACE", 0) == _INTERFACE
 
 
-def open_reader(path, *, states=False, **options):
+def open_reader(path, *, states=False, group_names=(), **options):
     """A reader of what lies at `path`.
 
-    options: tag, model, roots, tp_rules; states: the optimizer's states are among its tensors.
+    options: tag, model, roots, tp_rules; states: the optimizer's states are among its tensors. group_names: the names
+    of the parameters of each group, for optimizers that number them; the program does not take them.
 
     Of a reader, `tensors()` lists (name, state, kind, dtype, shape, alias_of), a state following its parameter, and
     `facts()` is Checkpoint.metadata, {} of weights; the other methods take the number of one there. Both readers have
@@ -34,7 +35,7 @@ def open_reader(path, *, states=False, **options):
     import dsckpt_native
     tag, roots = os.fspath(options["tag"] or ""), [os.fsencode(root) for root in options["roots"]]
     return dsckpt_native.Reader(os.fsencode(path), tag, options["model"] or "", roots, list(options["tp_rules"]),
-                                states)
+                                states, [list(group) for group in group_names])
 
 
 def is_far(path):

@@ -145,8 +145,10 @@ class Reader {
  public:
   // Paths as os.fsencode() has them.
   Reader(const nb::bytes& path, const std::string& tag, const std::string& model,
-         const std::vector<nb::bytes>& roots, const std::vector<std::string>& tp_rules, bool states)
-      : source_(opened(path, tag, model, roots, tp_rules, states)), tensors_(source_.tensors()) {}
+         const std::vector<nb::bytes>& roots, const std::vector<std::string>& tp_rules, bool states,
+         std::vector<std::vector<std::string>> group_names)
+      : source_(opened(path, tag, model, roots, tp_rules, states, std::move(group_names))),
+        tensors_(source_.tensors()) {}
 
   // (name, state, kind, dtype, shape, alias_of) of each
   nb::list tensors() const {
@@ -241,13 +243,15 @@ class Reader {
  private:
   static Source opened(const nb::bytes& path, const std::string& tag, const std::string& model,
                        const std::vector<nb::bytes>& roots,
-                       const std::vector<std::string>& tp_rules, bool states) {
+                       const std::vector<std::string>& tp_rules, bool states,
+                       std::vector<std::vector<std::string>> group_names) {
     SourceOptions options;
     options.tag = tag;
     options.model = model;
     for (const nb::bytes& root : roots) options.roots.push_back(as_string(root));
     options.tp_rules = tp_rules;
     options.optimizer_states = states;
+    options.group_names = std::move(group_names);
     const std::string place = as_string(path);
     const nb::gil_scoped_release release;
     return Source::open(place, options);
@@ -391,8 +395,9 @@ NB_MODULE(dsckpt_native, module) {
   module.attr("INTERFACE") = 4;  // as in dsckpt/_reader.py; another one when anything below changes
   nb::class_<Reader>(module, "Reader")
       .def(nb::init<const nb::bytes&, const std::string&, const std::string&,
-                    const std::vector<nb::bytes>&, const std::vector<std::string>&, bool>(),
-           "path"_a, "tag"_a, "model"_a, "roots"_a, "tp_rules"_a, "states"_a)
+                    const std::vector<nb::bytes>&, const std::vector<std::string>&, bool,
+                    std::vector<std::vector<std::string>>>(),
+           "path"_a, "tag"_a, "model"_a, "roots"_a, "tp_rules"_a, "states"_a, "group_names"_a)
       .def("tensors", &Reader::tensors)
       .def("notes", &Reader::notes)
       .def("facts", &Reader::facts)

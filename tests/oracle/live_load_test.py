@@ -1,0 +1,380 @@
+"""dsckpt.load_checkpoint: what a running engine holds after it, against one that has loaded reshard's files itself.
+
+Every tensor, number and text that the engine, its optimizer and its scheduler keep, bit for bit; and again, with the
+losses, after two more steps. Real DeepSpeed on gloo. The ranks of one size are forked once, for all their loads.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import torch
+
+import make_checkpoints
+import resume_check
+from make_checkpoints import STEPS_BEFORE, free_port, run_forked
+
+TIMEOUT = 300  # seconds; the machine may be busy with other things
+NO_GRADS = {"data_types": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """One engine, and what it loads."""
+    case: str
+    world: int
+    stage: int | None = None
+    zero: dict = dataclasses.field(default_factory=dict)
+    config: dict = dataclasses.field(default_factory=dict)
+    source: str = "native"  # or "universal", "dcp", "packed": what the tools make of it
+    steps_before: int = 0  # the engine has made some
+    staged: bool = False  # all through the ring of buffers, as to a GPU
+    options: dict = dataclasses.field(default_factory=dict)  # of load_checkpoint
+    # reshard needs a checkpoint of the new run, and takes from it what is no tensor.
+    like: bool = False
+
+    def resume(self):
+        return resume_check.Resume(resume_check.case_folder(self.case), {"world": self.world}, stage=self.stage,
+                                   zero=self.zero, config=self.config)
+
+    def __str__(self):
+        others = {**self.zero, **self.config, **self.options}
+        return " ".join([self.case, self.source, "->", f"{self.world} ranks",
+                         *([] if self.stage is None else [f"stage {self.stage}"]),
+                         *(f"{key}={value}" for key, value in others.items()),
+                         *(["stepped"] if self.steps_before else []), *(["staged"] if self.staged else [])])
+
+
+LOADS = [
+    Load("z2_bf16_full_b120_w3", 1),
+    Load("z3_fp32_full_b120_w2", 1, stage=2),
+    Load("z2_fp32_amsgrad_full_b120_w4", 1, stage=3),
+    Load("z1_bf16opt_full_b120_w4", 2),
+    Load("z2_bf16_full_b120_w3", 2, steps_before=1),
+    Load("z2_bf16_full_b120_w3", 2, stage=3, steps_before=1, staged=True),
+    Load("z2_bf16_full_b120_w3", 2, stage=0),
+    Load("z3_bf16_full_b120_w4", 2, steps_before=1),
+    Load("z3_bf16_full_b120_w4", 2, stage=1, staged=True),
+    Load("z3_fp16_full_b120_w3", 2, stage=1),
+    Load("z2_bf16_roundrobin_full_w3", 2),
+    Load("z2_bf16_offload_w2", 2),
+    Load("z0_fp32_w2", 2),
+    Load("z0_fp16_w2", 2, steps_before=1),
+    Load("z2_bf16_full_b120_w3", 2, source="universal"),
+    Load("z3_fp32_full_b120_w2", 2, source="universal"),
+    Load("z2_bf16_full_b120_w3", 2, source="packed"),
+    Load("z2_bf16_full_b120_w3", 2, source="dcp", like=True),
+    Load("z3_fp32_full_b120_w2", 2, source="dcp", like=True),
+    Load("z2_bf16_full_b120_w3", 2, options={"load_module_only": True}),
+    Load("z2_bf16_full_b120_w3", 2, options={"load_optimizer_states": False}),
+    Load("z2_bf16_full_b120_w3", 2, options={"load_lr_scheduler_states": False}),
+    Load("z3_fp32_full_b120_w2", 3, zero={"sub_group_size": 150}),
+    Load("z2_bf16_roundrobin_full_w3", 3, zero={"parameter_alignment": True}),
+    Load("z0_bf16_full_w2", 3, stage=1, config=make_checkpoints.FP32_GRADS),
+    Load("z1_bf16opt_full_b120_w4", 3, stage=3, config=NO_GRADS),
+]
+
+
+def picture(value):
+    """Something that is equal for equal values, bit for bit, and shows where others differ."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().view(-1)
+        return [str(value.dtype), list(value.shape), flat.view(torch.uint8).numpy().tobytes().hex()]
+    if isinstance(value, dict):
+        return {str(key): picture(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [picture(each) for each in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value.hex()
+    return {"class": type(value).__name__, **picture({key: each for key, each in vars(value).items()
+                                                      if is_plain(each)})} if hasattr(value, "__dict__") else repr(value)
+
+
+def is_plain(value):
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+# Of the client's state, what says how the files came to be.
+OF_THE_FILES = {"ds_config", "module", "optimizer", "ds_version"}
+# What counts calls, or places in memory.
+OF_THE_PROCESS = {"training", "checkpoint_engine"}
+
+
+def held(engine, client_state):
+    """All that an engine holds, by name."""
+    from dsckpt import _engine
+    wrapper = _engine.wrapper_of(engine)
+    inner = wrapper.inner
+    found = {f"module {name}": picture(getattr(tensor, "ds_tensor", tensor))
+             for name, tensor in _engine.state_of(engine).items()}
+    for at, flat in enumerate(wrapper.flats()):
+        found[f"master {at}"] = picture(flat)
+        found.update((f"state {at} {key}", picture(value)) for key, value in inner.state.get(flat, {}).items())
+    for at, group in enumerate(inner.param_groups):
+        found.update((f"group {at} {key}", picture(value)) for key, value in group.items() if key != "params")
+    for what, holder in (("engine", engine), ("optimizer", engine.optimizer)):
+        found.update((f"{what}.{key}", picture(value)) for key, value in vars(holder).items()
+                     if is_plain(value) and key not in OF_THE_PROCESS)
+    for key in ("loss_scaler", "loss_scale_config"):
+        if hasattr(engine.optimizer, key):
+            found[key] = picture(getattr(engine.optimizer, key))
+    if engine.lr_scheduler is not None:
+        found["lr_scheduler"] = picture(engine.lr_scheduler.state_dict())
+    found.update((f"client_state {key}", picture(value)) for key, value in (client_state or {}).items()
+                 if key not in OF_THE_FILES)
+    return found
+
+
+def unlike(live, native, tensors_only):
+    if tensors_only:
+        live, native = ({key: value for key, value in each.items() if key.startswith(("module ", "master ", "state "))}
+                        for each in (live, native))
+    lines = [f"{key} is only there {'live' if key in live else 'natively'}" for key in sorted(live.keys() ^ native.keys())]
+    return lines + [f"{key}: {str(live[key])[:200]} and not {str(native[key])[:200]}"
+                    for key in sorted(live.keys() & native.keys()) if live[key] != native[key]]
+
+
+def start(load, rank, port):
+    engine, step, _ = resume_check.start_data_parallel(load.resume(), load.resume().case(False), rank, port)
+    for number in range(load.steps_before):
+        step(90 + number)
+    return engine, step
+
+
+def after(engine, step, client_state):
+    first = held(engine, client_state)
+    losses = [step(STEPS_BEFORE + number).hex() for number in range(2)]
+    return {**first, **{f"then {key}": value for key, value in held(engine, None).items()}, "losses": losses}
+
+
+def compare_worker(rank, world, port, work, reports):
+    """Each of `work` is (load, its source, what reshard made of it, tag there)."""
+    import dsckpt
+    from dsckpt import _live
+    for number, (load, source, tag, reference, reference_tag) in enumerate(work):
+        engine, step = start(load, rank, port)
+        _, client_state = engine.load_checkpoint(str(reference), tag=reference_tag, **load.options)
+        native = after(engine, step, client_state)
+        engine, step = start(load, rank, port)
+        usual = _live._is_direct, _live._RING_BYTES
+        if load.staged:
+            _live._is_direct, _live._RING_BYTES = lambda *read: False, 96
+        path, client_state = dsckpt.load_checkpoint(engine, source, tag=tag, **load.options)
+        _live._is_direct, _live._RING_BYTES = usual
+        lines = unlike(after(engine, step, client_state), native, load.like)
+        if not os.path.exists(path):
+            lines.append(f"{path} is not there")
+        lines = resume_check.everywhere(lines)
+        if rank == 0:
+            (reports / f"{number}.json").write_text(json.dumps(lines))
+        del engine, step
+    torch.distributed.barrier()
+
+
+def tool(*arguments):
+    done = subprocess.run([resume_check.tool_folder() / arguments[0], *arguments[1:]], capture_output=True, text=True,
+                          timeout=TIMEOUT)
+    if done.returncode:
+        raise AssertionError(f"{arguments[0]}: {done.stderr}")
+
+
+def made(load, scratch):
+    """The source of a load, and what reshard makes of that: (source, tag, reference, tag there)."""
+    resume, case = load.resume(), load.resume().case(False)
+    source, tag = resume.folder / resume.facts["load_dir"], resume.facts["tag"]
+    target = scratch / f"{load.case}-{load.source}"
+    if load.source != "native":
+        if not target.exists():
+            command = {"universal": ["to-universal", "--input-folder", source, "--tag", tag, "--output-folder", target],
+                       "dcp": ["to-dcp", source, target, "--tag", tag, "--dp", "2"],
+                       "packed": ["ckpt-pack", "pack", source, target]}[load.source]
+            tool(*command)
+        source, tag = target, (tag if load.source == "packed" else None)
+    output = scratch / f"reference-{abs(hash(str(load)))}"
+    config = scratch / "ds_config.json"
+    config.write_text(json.dumps(make_checkpoints.ds_config(case)))
+    run = ["--like", resume.folder / resume.facts["load_dir"]] if load.like else ["--ds-config", config]
+    tool("reshard", source, output, "--dp", str(case.world), *run, *(["--tag", tag] if tag else []))
+    return source, tag, output, (output / "latest").read_text()
+
+
+# --- weights alone
+
+
+def weights_worker(rank, world, port, work, reports):
+    """The masters are the weights' numbers exactly, the model's are these rounded, and all else is as it was."""
+    import dsckpt
+    from dsckpt import _engine
+    from safetensors.torch import load_file
+    for number, (load, weights) in enumerate(work):
+        engine, _ = start(load, rank, port)
+        wanted, before = load_file(weights / "model.safetensors"), held(engine, None)
+        path, client_state = dsckpt.load_checkpoint(engine, weights, load_module_strict=False)
+        lines = [] if (path, client_state) == (os.fspath(weights), {}) else [f"{path}, {client_state}"]
+        pieces = list(_engine.wrapper_of(engine).pieces())
+        names = {id(tensor): name for name, tensor in reversed(_engine.state_of(engine).items()) if name in wanted}
+        for p, first, masters in pieces:
+            expected = wanted[names[id(p)]].view(-1)[first:first + masters.numel()].float()
+            if not torch.equal(masters, expected):
+                lines.append(f"master of {names[id(p)]}")
+        lines += [f"{name} of the model" for name, value in make_checkpoints.live_module(engine).items()
+                  if name in wanted and not torch.equal(value, wanted[name].to(value.dtype))]
+        lines += [key for key, value in held(engine, None).items()
+                  if not key.startswith(("module ", "master ")) and value != before[key]]
+        lines = resume_check.everywhere(lines if pieces or world > 2 else [*lines, "no masters"])
+        if rank == 0:
+            (reports / f"{number}.json").write_text(json.dumps(lines))
+    torch.distributed.barrier()
+
+
+WEIGHTS = [
+    Load("z2_bf16_full_b120_w3", 2),
+    Load("z3_bf16_full_b120_w4", 2, steps_before=1),
+    Load("z1_bf16opt_full_b120_w4", 2),
+    Load("z0_fp16_full_w2", 2),
+    Load("z0_fp32_w2", 2),
+    Load("z2_bf16_roundrobin_full_w3", 2),
+]
+
+
+# --- what is wrong
+
+
+def raised(work, *arguments, **options):
+    import dsckpt
+    try:
+        dsckpt.load_checkpoint(*arguments, **options)
+    except dsckpt.Error as error:
+        return [type(error).__name__, str(error), error.file, error.tensor]
+    return [f"{work}: nothing was raised"]
+
+
+def faults_worker(rank, world, port, folder, good, tag, report):
+    """{what is wrong: what each rank raised}, and whether the engine was changed by it."""
+    from dsckpt import _live
+    load = Load("z2_bf16_full_b120_w3", world)
+    engine, step = start(load, rank, port)
+    before, found = held(engine, None), {}
+    found["wrong model"] = raised("wrong model", engine, resume_check.case_folder("z2_bf16_w4") / "ckpt")
+    found["missing shard"] = raised("missing shard", engine, folder / "missing")
+    found["nothing there"] = raised("nothing there", engine, folder / "no such folder")
+    usual = _live._Load.prepare
+    if rank == 1:  # as if the disk of its node had gone
+        _live._Load.prepare = lambda self: (_ for _ in ()).throw(OSError("a disk is gone"))
+    try:
+        raised("one rank", engine, good, tag)
+    except RuntimeError as error:
+        found["one rank"] = [type(error).__name__, str(error), None, None]
+    _live._Load.prepare = usual
+    unchanged = held(engine, None) == before
+    found["flipped bit"] = raised("flipped bit", engine, folder / "flipped", check=True)
+    lines = []
+    if not unchanged:
+        lines.append("an engine was changed by what was refused")
+    _live.load_checkpoint(engine, good, tag)
+    native, native_step = start(load, rank, port)
+    native.load_checkpoint(str(folder / "reference"), tag=tag)
+    lines += unlike(after(engine, step, None), after(native, native_step, None), False)
+    everyone = [None] * world
+    torch.distributed.all_gather_object(everyone, found)
+    lines = resume_check.everywhere(lines)
+    if rank == 0:
+        report.write_text(json.dumps([everyone, lines]))
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def place_in_masters(path):
+    """An offset in the elements of the first masters of an optimizer-states file."""
+    import zipfile
+    value = torch.load(path, weights_only=False)["optimizer_state_dict"]["single_partition_of_fp32_groups"][0]
+    raw = value.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    at = path.read_bytes().find(raw)
+    if at < 0 or not zipfile.is_zipfile(path):
+        raise AssertionError(f"{path} does not hold its masters")
+    return at + 5
+
+
+class LiveLoadTest(unittest.TestCase):
+    maxDiff = None
+
+    def test_weights_alone_become_the_masters(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            scratch, work = pathlib.Path(scratch), []
+            for load in WEIGHTS:
+                resume, weights = load.resume(), scratch / load.case
+                tool("zero-to-fp32", resume.folder / resume.facts["load_dir"], weights, "--tag", resume.facts["tag"],
+                     "--safe-serialization")
+                work.append((load, weights))
+            port = free_port()
+            error = run_forked(weights_worker, scratch / "logs",
+                               [(rank, 2, port, work, scratch) for rank in range(2)], timeout=TIMEOUT)
+            self.assertIsNone(error)
+            for number, (load, _) in enumerate(work):
+                with self.subTest(load=str(load)):
+                    self.assertEqual(json.loads((scratch / f"{number}.json").read_text()), [])
+
+    def test_all_ranks_raise_what_one_finds_and_can_go_on(self):
+        case = resume_check.case_folder("z2_bf16_full_b120_w3")
+        facts = json.loads((case / "case.json").read_text())
+        with tempfile.TemporaryDirectory() as scratch:
+            scratch = pathlib.Path(scratch)
+            for name in ("missing", "flipped"):
+                shutil.copytree(case / facts["load_dir"], scratch / name)
+            shards = [scratch / name / facts["tag"] / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+                      for name in ("missing", "flipped")]
+            shards[0].unlink()
+            flip(shards[1], place_in_masters(shards[1]))
+            tool("reshard", case / facts["load_dir"], scratch / "reference", "--dp", "2", "--tag", facts["tag"])
+            port, report = free_port(), scratch / "report.json"
+            error = run_forked(faults_worker, scratch / "logs",
+                               [(rank, 2, port, scratch, case / facts["load_dir"], facts["tag"], report)
+                                for rank in range(2)], timeout=TIMEOUT)
+            self.assertIsNone(error)
+            everyone, lines = json.loads(report.read_text())
+        self.assertEqual(lines, [])
+        first = everyone[0]
+        self.assertEqual(everyone, [first, first])
+        self.assertEqual({what: said[0] for what, said in first.items()},
+                         {"wrong model": "InconsistentError", "missing shard": "InconsistentError",
+                          "nothing there": "UsageError", "one rank": "RuntimeError", "flipped bit": "CorruptError"})
+        for what in ("wrong model", "missing shard", "nothing there", "one rank"):
+            self.assertIn("nothing of the engine was changed", first[what][1])
+        self.assertIsNotNone(first["wrong model"][3])  # the tensor
+        self.assertIn("bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", first["missing shard"][1])
+        self.assertIn("rank 1: OSError: a disk is gone", first["one rank"][1])
+        self.assertIn("half filled", first["flipped bit"][1])
+        self.assertIn("bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", first["flipped bit"][2])
+
+    def test_engines_hold_what_they_would_hold_of_reshards_files(self):
+        chosen = [load for load in LOADS if os.environ.get("DSCKPT_CASES", "") in str(load)]
+        if not chosen:
+            self.skipTest("no case selected")
+        for world in sorted({load.world for load in chosen}):
+            with tempfile.TemporaryDirectory() as scratch:
+                scratch = pathlib.Path(scratch)
+                loads = [load for load in chosen if load.world == world]
+                work = [(load, *made(load, scratch)) for load in loads]
+                port = free_port()
+                error = run_forked(compare_worker, scratch / "logs",
+                                   [(rank, world, port, work, scratch) for rank in range(world)], timeout=TIMEOUT)
+                self.assertIsNone(error)
+                for number, load in enumerate(loads):
+                    with self.subTest(load=str(load)):
+                        self.assertEqual(json.loads((scratch / f"{number}.json").read_text()), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
