@@ -43,7 +43,7 @@ class ImportTest(PackageTest):
 
     def test_everything_that_is_named_is_there_and_described(self):
         self.assertLessEqual(set(dsckpt.__all__), set(dir(dsckpt)))
-        for name in set(dsckpt.__all__) - {"patch_deepspeed"}:  # which imports torch
+        for name in set(dsckpt.__all__) - {"load_checkpoint", "patch_deepspeed"}:  # which import torch
             self.assertTrue(inspect.getdoc(getattr(dsckpt, name)), name)
         with self.assertRaises(AttributeError):
             dsckpt.no_such_thing
@@ -55,7 +55,7 @@ class ImportTest(PackageTest):
 
     def test_a_function_has_its_options_by_name(self):
         for name in sorted(dsckpt.__all__):
-            if name.islower() and name not in ("open", "patch_deepspeed"):
+            if name.islower() and name not in ("load_checkpoint", "open", "patch_deepspeed"):
                 parameters = inspect.signature(getattr(dsckpt, name)).parameters
                 self.assertIn("max_memory", parameters, name)
                 self.assertFalse([each for each in parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD])

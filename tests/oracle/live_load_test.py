@@ -73,6 +73,7 @@ LOADS = [
     Load("z3_fp32_full_b120_w2", 2, source="dcp", like=True),
     Load("z2_bf16_full_b120_w3", 2, options={"load_module_only": True}),
     Load("z2_bf16_full_b120_w3", 2, options={"load_optimizer_states": False}),
+    Load("hf_trainer_llama_z3_bf16_w2", 2, options={"load_optimizer_states": False}),
     Load("z2_bf16_full_b120_w3", 2, options={"load_lr_scheduler_states": False}),
     Load("z3_fp32_full_b120_w2", 3, zero={"sub_group_size": 150}),
     Load("z2_bf16_roundrobin_full_w3", 3, zero={"parameter_alignment": True}),

@@ -20,7 +20,9 @@ class Wrapper:
         where no rank has a part.
     """
 
-    base = masters = groups = weights = None
+    base: "str | None" = None
+    masters, groups = ("", ""), ""
+    weights: "tuple[str, str] | None" = None
 
     def __init__(self, engine):
         self.engine, self.optimizer = engine, engine.optimizer

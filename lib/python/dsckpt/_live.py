@@ -481,10 +481,8 @@ def _reading_from_memory(engine, folder, dicts):
     from deepspeed.runtime import engine as module
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
-    class InMemory(TorchCheckpointEngine):
-
-        def load(self, path, map_location=None):
-            return dict(dicts[_OPTIMIZER if path.endswith("optim_states.pt") else _MODEL])
+    def load_file(self, path, map_location=None):
+        return dict(dicts[_OPTIMIZER if path.endswith("optim_states.pt") else _MODEL])
 
     def load_module(checkpoint, **options):
         # Without optimizer states stage 3 would gather all parameters, and copy whole ones of a file into them.
@@ -492,7 +490,7 @@ def _reading_from_memory(engine, folder, dicts):
 
     whole_weights = "get_fp32_state_dict_from_zero_checkpoint"
     overrides = {
-        "checkpoint_engine": InMemory(), "_get_all_ckpt_names": lambda *place: [folder],
+        "checkpoint_engine": type("InMemory", (TorchCheckpointEngine, ), {"load": load_file})(), "_get_all_ckpt_names": lambda *place: [folder],
         "load_universal_checkpoint": lambda: False, "load_module_state_dict": load_module,
     }  # fmt: skip
     usual = {name: vars(engine)[name] for name in overrides if name in vars(engine)}
