@@ -311,6 +311,15 @@ def place_in_masters(path):
 class LiveLoadTest(unittest.TestCase):
     maxDiff = None
 
+    def test_the_trainer_and_accelerate_resume_at_other_numbers_of_ranks(self):
+        """With nothing changed in them but patch_deepspeed(load=True)."""
+        with tempfile.TemporaryDirectory() as scratch:
+            scratch = pathlib.Path(scratch)
+            entries = resume_check.run_reshard_matrix(False, "hf_trainer_gpt2_z2.* 3 |hf_accelerate_llama_z3.* 1 ",
+                                                      scratch / "work", scratch / "cases", live=True)
+        self.assertEqual(len(entries), 2)
+        self.assertEqual([entry["wrong"] for entry in entries], [[], []])
+
     def test_weights_alone_become_the_masters(self):
         with tempfile.TemporaryDirectory() as scratch:
             scratch, work = pathlib.Path(scratch), []

@@ -3,6 +3,7 @@
 DeepSpeed 0.19's classes, in one table (`WRAPPERS`). Imports torch.
 """
 import json
+import math
 import pickle
 
 import torch
@@ -240,7 +241,7 @@ def facts(engine, wrapper, strict):
         "wrapper": _wrapper_name(engine),
         "precision": "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32",
         "ds_version": deepspeed.__version__,
-        "ds_config": json.dumps(_config(engine), default=lambda value: None),
+        "ds_config": json.dumps(_as_json(_config(engine))),
         "round_robin": bool(getattr(optimizer, "round_robin_gradients", False)),
         "parameter_alignment": bool(getattr(optimizer, "parameter_alignment", False)),
         "sub_group_size": int(getattr(optimizer, "sub_group_size", 0) or 0),
@@ -279,6 +280,17 @@ def _config(engine):
     if isinstance(checkpoint, dict):
         config["checkpoint"] = {key: value for key, value in checkpoint.items() if key != "load_universal"}
     return config
+
+
+def _as_json(value):
+    """None in the place of what JSON has not: Accelerate prints every float("inf") steps."""
+    if isinstance(value, dict):
+        return {str(key): _as_json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if _is_plain(value) else None
 
 
 def _is_plain(value):
