@@ -16,6 +16,7 @@ import unittest
 
 import torch
 
+import live_load_cost
 import make_checkpoints
 import resume_check
 from make_checkpoints import STEPS_BEFORE, free_port, run_forked
@@ -319,6 +320,14 @@ class LiveLoadTest(unittest.TestCase):
                                                       scratch / "work", scratch / "cases", live=True)
         self.assertEqual(len(entries), 2)
         self.assertEqual([entry["wrong"] for entry in entries], [[], []])
+
+    def test_a_rank_reads_its_own_partitions_and_takes_little_memory(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            found = live_load_cost.measured(16, pathlib.Path(scratch), [(3, 2, 3, 1, False), (3, 2, 2, 2, False)])
+        for each in found:
+            with self.subTest(load=f"{each['from']} -> {each['to']}"):
+                self.assertLess(each["read_MB"], 1.2 * 12 * each["params"] / each["dp"] / 1e6 + 8)
+                self.assertLess(each["over_MiB"], 48)
 
     def test_weights_alone_become_the_masters(self):
         with tempfile.TemporaryDirectory() as scratch:
