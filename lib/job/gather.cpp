@@ -36,22 +36,27 @@ std::map<FileId, std::vector<Extent>> parts_read(const CopyPlan& plan) {
   return parts;
 }
 
-// gather(), of whose `records` those are checked that are read whole, or `all`.
-void gather_records(const CopyPlan& plan, const InputFiles& inputs,
-                    std::span<const std::span<std::byte>> outs, std::vector<InputRecord> records,
-                    bool all, Progress& progress) {
-  plan.validate(planned_inputs(inputs));
-  for (size_t i = 0; i < plan.outputs().size(); ++i) {
-    if (outs[i].size() == plan.outputs()[i].size) continue;
-    throw UsageError("a buffer of " + counted(outs[i].size(), "byte") + " for a tensor of " +
-                     std::to_string(plan.outputs()[i].size));
+// Those of `records`, which any byte is read of, that the plan reads whole.
+std::vector<InputRecord> read_whole(const CopyPlan& plan, std::vector<InputRecord> records) {
+  std::map<FileId, std::vector<Extent>> parts = parts_read(plan);
+  for (auto& [file, extents] : parts) {
+    std::sort(extents.begin(), extents.end(),
+              [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
+    std::vector<Extent> joined;
+    for (const Extent& part : extents) {
+      if (joined.empty() || part.offset > joined.back().end()) joined.push_back(part);
+      joined.back().size = std::max(joined.back().end(), part.end()) - joined.back().offset;
+    }
+    extents = std::move(joined);
   }
-  std::set<FileId> files;
-  for (const auto& [file, parts] : parts_read(plan)) files.insert(file);
-  for (const InputRecord& record : records) files.insert(record.extent.file);
-  MemorySink sink(outs);
-  execute(plan, inputs, sink, progress, {.records = std::move(records), .check_all_records = all});
-  for (const FileId file : files) inputs[file].check_unchanged();
+  std::erase_if(records, [&](const InputRecord& record) {
+    const std::vector<Extent>& extents = parts[record.extent.file];
+    const auto part = std::partition_point(extents.begin(), extents.end(), [&](const Extent& each) {
+      return each.end() < record.extent.end();
+    });
+    return part == extents.end() || part->offset > record.extent.offset;
+  });
+  return records;
 }
 
 }  // namespace
@@ -76,15 +81,27 @@ CopyPlan plan_gather(std::span<const TensorSource> sources) {
 void gather(const CopyPlan& plan, const InputFiles& inputs,
             std::span<const std::span<std::byte>> outs, std::vector<InputRecord> records,
             Progress& progress) {
-  gather_records(plan, inputs, outs, std::move(records), true, progress);
+  plan.validate(planned_inputs(inputs));
+  for (size_t i = 0; i < plan.outputs().size(); ++i) {
+    if (outs[i].size() == plan.outputs()[i].size) continue;
+    throw UsageError("a buffer of " + counted(outs[i].size(), "byte") + " for a tensor of " +
+                     std::to_string(plan.outputs()[i].size));
+  }
+  std::set<FileId> files;
+  for (const auto& [file, parts] : parts_read(plan)) files.insert(file);
+  for (const InputRecord& record : records) files.insert(record.extent.file);
+  MemorySink sink(outs);
+  execute(plan, inputs, sink, progress, {.records = std::move(records), .check_all_records = true});
+  for (const FileId file : files) inputs[file].check_unchanged();
 }
 
 void gather_checked(const CopyPlan& plan, const InputFiles& inputs,
                     std::span<const std::span<std::byte>> outs, bool all, CheckedRecords& checked,
                     Progress& progress) {
-  const std::vector<InputRecord> records = checked.unchecked(plan, inputs);
-  gather_records(plan, inputs, outs, records, all, progress);
-  if (all) checked.add(records);
+  std::vector<InputRecord> records = checked.unchecked(plan, inputs);
+  if (!all) records = read_whole(plan, std::move(records));
+  gather(plan, inputs, outs, records, progress);
+  checked.add(records);
 }
 
 void check_records(const InputFiles& inputs, const TensorSource& tensor, Progress& progress) {

@@ -78,6 +78,7 @@ LOADS = [
     Load("z2_bf16_full_b120_w3", 2, options={"load_lr_scheduler_states": False}),
     Load("z3_fp32_full_b120_w2", 3, zero={"sub_group_size": 150}),
     Load("z2_bf16_roundrobin_full_w3", 3, zero={"parameter_alignment": True}),
+    Load("z3_bf16_oddbuffers_w2", 3),
     Load("z0_bf16_full_w2", 3, stage=1, config=make_checkpoints.FP32_GRADS),
     Load("z1_bf16opt_full_b120_w4", 3, stage=3, config=NO_GRADS),
 ]
@@ -166,11 +167,11 @@ def compare_worker(rank, world, port, work, reports):
         _, client_state = engine.load_checkpoint(str(reference), tag=reference_tag, **load.options)
         native = after(engine, step, client_state)
         engine, step = start(load, rank, port)
-        usual = _live._is_direct, _live._RING_BYTES
+        usual = _live._Read.is_direct, _live._RING_BYTES
         if load.staged:
-            _live._is_direct, _live._RING_BYTES = lambda *read: False, 96
+            _live._Read.is_direct, _live._RING_BYTES = False, 96
         path, client_state = dsckpt.load_checkpoint(engine, source, tag=tag, **load.options)
-        _live._is_direct, _live._RING_BYTES = usual
+        _live._Read.is_direct, _live._RING_BYTES = usual
         lines = unlike(after(engine, step, client_state), native, load.like)
         if not os.path.exists(path):
             lines.append(f"{path} is not there")

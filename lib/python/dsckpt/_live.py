@@ -131,7 +131,8 @@ class _Load:
         self.wrapper = _engine.wrapper_of(engine)
         self.module = _engine.state_of(engine)
         self.dicts = []
-        self.reads = []  # (file, storage, first element, the flat tensor that takes them)
+        self.reads = []  # those of _gather()
+        self._places_read = set()
         self.shared = []  # (the ranks' parts of a group's weights, this rank's masters or None, process group)
 
     # --- before anything changes
@@ -150,7 +151,8 @@ class _Load:
             _put(places, targets)
             if used:
                 for key in records.met_in(planned):
-                    self.reads.append((number, key, 0, records.allocate(key)))
+                    memory = records.allocate(key)
+                    self.reads.append(_Read((number, key), memory.itemsize, 0, memory, memory.dtype))
                 planned = records.unpickle(text)
                 _put(list(self._places(number, planned)), targets)
             self.dicts.append(planned)
@@ -194,7 +196,7 @@ class _Load:
             return None
         if place.holder is parts.get("in") and place.key in parts["names"]:
             return live
-        self._read(number, records.key_of(planned), planned.storage_offset(), live.view(-1))
+        self._read(number, records, planned, 0, live.view(-1))
         return live
 
     def _state(self, owner, key, planned):
@@ -228,23 +230,19 @@ class _Load:
                 low, high = max(begin, offset), min(begin + part.numel(), offset + p.numel())
                 if by_masters or low >= high:
                     continue
-                first = place.planned.storage_offset() + low - offset
-                self._read(_MODEL, records.key_of(place.planned), first, part.view(-1)[low - begin:high - begin])
+                self._read(_MODEL, records, place.planned, low - offset, part.view(-1)[low - begin:high - begin])
         module = next((place.holder for place in places if place.kind == "entry" and place.key in names), None)
         return {"in": module, "names": names}
 
-    def _read(self, *read):
-        if all(read[:3] != other[:3] or read[3].data_ptr() != other[3].data_ptr() for other in self._alike(read)):
-            self.reads.append(read)
-
-    def _alike(self, read):
-        """What is read already into the same memory, as of tied parameters."""
-        if not hasattr(self, "_by_place"):
-            self._by_place = {}
-        alike = self._by_place.setdefault((read[3].data_ptr(), read[3].numel(), read[3].device), [])
-        before = list(alike)
-        alike.append(read)
-        return before
+    def _read(self, number, records, planned, first, flat):
+        """The elements of `planned` from `first` on; those of tied parameters once."""
+        key, dtype = records.key_of(planned), planned.dtype
+        begin = (planned.storage_offset() + first) * dtype.itemsize
+        place = (number, key, begin, flat.data_ptr(), flat.numel())
+        if place not in self._places_read:
+            self._places_read.add(place)
+            unit = records.unit_of(key)  # a storage may have no type of its own
+            self.reads.append(_Read((number, key), unit, begin // unit, flat, dtype))
 
     def _check_layout(self, model, optimizer=None):
         """That the plan has for each of the optimizer's tensors what the engine has."""
@@ -283,9 +281,7 @@ class _Load:
     # --- from here on the engine changes
 
     def fill(self, check):
-        dtypes = [[getattr(torch, dtype) for dtype, _ in storages] for _, _, storages in self.plan.files()]
-        _gather(self.plan.gather_into, [((file, storage), first, flat, dtypes[file][storage])
-                                        for file, storage, first, flat in self.reads], check)
+        _gather(self.plan.gather_into, self.reads, check)
 
     def finish(self, path, tag, options):
         with torch.no_grad():
@@ -316,6 +312,10 @@ class _Storages:
 
     def key_of(self, tensor):
         return self._keys[tensor.untyped_storage()._cdata]
+
+    def unit_of(self, key):
+        """The bytes of one of its elements."""
+        return self._described[key][0].itemsize
 
     def allocate(self, key):
         dtype, numel = self._described[key]
@@ -362,33 +362,46 @@ class _Storages:
         return torch.storage.TypedStorage(wrap_storage=bare, dtype=dtype, _internal=True)
 
 
+class _Read(typing.NamedTuple):
+    """Elements of a storage, from its element `first` on, which has `unit` bytes."""
+    what: "tuple[int, ...]"  # the storage
+    unit: int
+    first: int
+    flat: torch.Tensor  # that takes them
+    dtype: torch.dtype  # theirs
+
+    @property
+    def is_direct(self):
+        return self.flat.device.type == "cpu" and self.flat.dtype == self.dtype
+
+    def place(self, begin, count, address):
+        """What gather_into() takes, of `count` elements from `begin` on."""
+        scale = self.dtype.itemsize // self.unit
+        return (*self.what, self.first + begin * scale, count * scale, address)
+
+
 def _gather(gather_into, reads, check):
-    """Each of `reads` is (what, first element, the flat tensor that takes them, their type)."""
-    reads = [read for read in reads if read[2].numel()]
-    direct = [read for read in reads if _is_direct(read[2], read[3])]
+    reads = [read for read in reads if read.flat.numel()]
+    places = [read.place(0, read.flat.numel(), read.flat.data_ptr()) for read in reads if read.is_direct]
     with torch.no_grad():
-        gather_into([(*what, first, flat.numel(), flat.data_ptr()) for what, first, flat, _ in direct], check, None)
-        _through_ring(gather_into, [read for read in reads if not _is_direct(read[2], read[3])], check)
-
-
-def _is_direct(flat, dtype):
-    return flat.device.type == "cpu" and flat.dtype == dtype
+        gather_into(places, check, None)
+        _through_ring(gather_into, [read for read in reads if not read.is_direct], check)
 
 
 def _through_ring(gather_into, reads, check):
     """To another device or type, through two buffers: one is read into while the other is copied."""
     buffers, turn = [], 0
-    for what, first, flat, dtype in reads:
-        step = _RING_BYTES // dtype.itemsize
-        for done in range(0, flat.numel(), step):
-            count = min(step, flat.numel() - done)
+    for read in reads:
+        flat, size = read.flat, read.dtype.itemsize
+        for done in range(0, flat.numel(), _RING_BYTES // size):
+            count = min(_RING_BYTES // size, flat.numel() - done)
             if len(buffers) < 2:
                 buffers.append([torch.empty(_RING_BYTES, dtype=torch.uint8, pin_memory=flat.is_cuda), None])
             buffer, copied = buffers[turn]
             if copied is not None:
                 copied.synchronize()
-            gather_into([(*what, first + done, count, buffer.data_ptr())], check, None)
-            flat[done:done + count].copy_(buffer[:count * dtype.itemsize].view(dtype), non_blocking=True)
+            gather_into([read.place(done, count, buffer.data_ptr())], check, None)
+            flat[done:done + count].copy_(buffer[:count * size].view(read.dtype), non_blocking=True)
             if flat.is_cuda:
                 buffers[turn][1] = torch.cuda.Event()
                 buffers[turn][1].record()
@@ -450,7 +463,8 @@ class _Weights:
                                     f"{list(_engine.shape_of(tensor))} in the engine", tensor=name)
         if dtype == "float64":
             raise UnsupportedError(f"{name} is float64, and would be rounded", tensor=name)
-        self.reads.append(((index, ), first, flat, getattr(torch, dtype)))
+        kind = getattr(torch, dtype)
+        self.reads.append(_Read((index, ), kind.itemsize, first, flat, kind))
 
     def fill(self, check):
         _gather(self.reader.gather_into, self.reads, check)
