@@ -197,6 +197,68 @@ class ModelTest(TorchTest):
             dsckpt.open(folder).load_into(model)
 
 
+class IntoMemoryTest(TorchTest):
+
+    def test_arrays_tensors_and_dlpack_are_filled(self):
+        class Exporter:
+            """Memory that is known by DLPack alone."""
+
+            def __init__(self, tensor):
+                self.tensor = tensor
+
+            def __dlpack__(self, **options):
+                return self.tensor.__dlpack__(**options)
+
+            def __dlpack_device__(self):
+                return self.tensor.__dlpack_device__()
+
+        names = [name for name, value in self.truth.items() if value.dtype in (torch.float32, torch.int64, torch.bool)]
+        self.assertGreater(len(names), 3)
+        tensors = {name: torch.full_like(self.truth[name], 1) for name in names}
+        self.ckpt.read_into(tensors)
+        arrays = {name: torch.full_like(self.truth[name], 1).numpy() for name in names}
+        self.ckpt.read_into(arrays)
+        exported = {name: torch.full_like(self.truth[name], 1) for name in names}
+        wrapped = {name: Exporter(value) for name, value in exported.items() if value.dtype != torch.bool}
+        self.ckpt.read_into(wrapped)
+        for name in names:
+            self.assert_same(tensors[name], self.truth[name])
+            self.assert_same(torch.from_numpy(arrays[name]), self.truth[name])
+            if name in wrapped:
+                self.assert_same(exported[name], self.truth[name])
+
+    def test_other_types_and_strides_get_the_values_too(self):
+        [name, *_] = [name for name, value in self.truth.items() if value.dim() == 2 and value.dtype == torch.float32]
+        truth = self.truth[name]
+        turned, narrow = torch.zeros(truth.t().shape).t(), torch.zeros(truth.shape, dtype=torch.bfloat16)
+        array = torch.zeros(truth.shape).double().numpy()
+        self.ckpt.read_into({name: turned})
+        self.ckpt.read_into({name: narrow})
+        self.ckpt.read_into({name: array})
+        self.assertTrue(torch.equal(turned, truth))
+        self.assertTrue(torch.equal(narrow, truth.bfloat16()))
+        self.assertTrue(torch.equal(torch.from_numpy(array).float(), truth))
+
+    def test_what_does_not_fit_is_refused_before_anything_is_read(self):
+        first, second = list(self.truth)[:2]
+        good = torch.full_like(self.truth[first], 1)
+        locked = torch.full_like(self.truth[second].float(), 1).numpy()
+        locked.flags.writeable = False
+        for wrong, kind in ((torch.zeros(3, 5, 7), dsckpt.InconsistentError), (locked, dsckpt.UsageError),
+                            ([1.0], dsckpt.UsageError), (self.truth[second].to("meta"), dsckpt.UsageError)):
+            with self.assertRaises(kind):
+                self.ckpt.read_into({first: good, second: wrong})
+            self.assertTrue((good == 1).all())
+        with self.assertRaises(KeyError):
+            self.ckpt.read_into({first: good, "no such tensor": good})
+
+    def test_a_wrong_record_is_an_error(self):
+        folder, _ = self.damaged("z2_bf16_w2")
+        truth = oracle.case_named("z2_bf16_w2").truth(dtype="keep")
+        with self.assertRaises(dsckpt.CorruptError):
+            dsckpt.open(folder).read_into({name: torch.empty_like(value) for name, value in truth.items()})
+
+
 class StatesTest(TorchTest):
 
     def test_states_are_the_live_optimizers(self):
