@@ -1,6 +1,6 @@
 """What a running DeepSpeed engine is: what decides how a checkpoint is laid out for it, and where it has which tensor.
 
-DeepSpeed 0.19's classes, in one table (`WRAPPERS`). Imports torch.
+DeepSpeed's classes, in one table (`WRAPPERS`). Imports torch.
 """
 import json
 import math
@@ -164,7 +164,7 @@ WRAPPERS = {
     "DeepSpeedZeroOptimizer_Stage3": Zero3Optimizer,
 }
 
-RELEASES = ("0.19.", )  # of which this table is
+RELEASES = ("0.16.", "0.17.", "0.18.", "0.19.")  # of which this table is
 
 
 def why_unknown(engine):
@@ -186,6 +186,8 @@ def why_unknown(engine):
         return "the engine has no optimizer"
     if _wrapper_name(engine) not in WRAPPERS:
         return f"{type(optimizer).__name__} is not known"
+    if _wrapper_name(engine) == "BF16_Optimizer" and not engine.zero_optimization():  # before 0.17.6
+        return "BF16_Optimizer at stage 0 is not loaded directly"
     if engine.zero_optimization() and engine.zero_nvme_offload_optimizer():
         return "an optimizer on NVMe is not loaded directly"
     if engine.zero_optimization() and engine.zero_elastic_checkpoint():
