@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import unittest
+import warnings
 
 import torch
 
@@ -292,11 +293,38 @@ def faults_worker(rank, world, port, folder, good, tag, report):
     native, native_step = start(load, rank, port)
     native.load_checkpoint(str(folder / "reference"), tag=tag)
     lines += unlike(after(engine, step, None), after(native, native_step, None), False)
+    lines += patch_lines(engine, folder, tag)
     everyone = [None] * world
     torch.distributed.all_gather_object(everyone, found)
     lines = resume_check.everywhere(lines)
     if rank == 0:
         report.write_text(json.dumps([everyone, lines]))
+
+
+def patch_lines(engine, folder, tag):
+    """What is wrong with putting it in DeepSpeed's place, and with what DeepSpeed has to load."""
+    import dsckpt
+    usual, lines = type(engine).load_checkpoint, []
+    restore = dsckpt.patch_deepspeed(load=True)
+    patched = type(engine).load_checkpoint
+    dsckpt.patch_deepspeed(load=True)()
+    if type(engine).load_checkpoint is not patched or patched is usual:
+        lines.append("patched twice, or not at all")
+    if engine.load_checkpoint(str(folder / "logs")) != (None, None):
+        lines.append("without a checkpoint DeepSpeed does not answer")
+    if engine.load_checkpoint(str(folder / "reference"), tag)[0] is None:
+        lines.append("nothing was loaded")
+    restore()
+    if type(engine).load_checkpoint is not usual:
+        lines.append("DeepSpeed's own was not put back")
+    called = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        path, _ = dsckpt.load_checkpoint(engine, folder / "reference", tag,
+                                         custom_load_fn=lambda src, dst: called.append(dst.load_state_dict(src)))
+    if not called or path is None or not any(issubclass(each.category, dsckpt.DsckptWarning) for each in said):
+        lines.append("custom_load_fn is not DeepSpeed's to call")
+    return lines
 
 
 def flip(path, at):
