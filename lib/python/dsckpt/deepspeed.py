@@ -1,4 +1,5 @@
-"""DeepSpeed's functions of deepspeed/utils/zero_to_fp32.py (0.19.8), with their names, arguments and results.
+"""DeepSpeed's functions of deepspeed/utils/zero_to_fp32.py (0.19.8), with their names, arguments and results, and
+load_checkpoint(), which is DeepSpeedEngine's.
 
     >>> from dsckpt.deepspeed import get_fp32_state_dict_from_zero_checkpoint
 
