@@ -216,7 +216,13 @@ int commit(const CLI::App& app, const cli::Common& common, const StepsArguments&
     }
     return say_committed(app, common, "committed", steps, args.path);
   }
-  const StepPlan plan = load_plan(*steps.folder);
+  StepPlan plan;
+  try {
+    plan = load_plan(*steps.folder);
+  } catch (const IoError&) {
+    if (has_plan(*steps.folder)) throw;
+    return commit(app, common, args);  // another process removes it, having committed
+  }
   if (plan.by.program != cli::this_program()) {
     throw UsageError(steps.folder->path().string() + ": was planned by " + plan.by.program +
                      ", and this is " + cli::this_program())

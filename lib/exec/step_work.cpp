@@ -196,7 +196,14 @@ StepsDone work_on_steps(const Folder& folder, const std::string& program,
   } else {
     return {.is_taken_over = true};
   }
-  return StepWorker(folder, load_plan(folder), options, progress)();
+  StepPlan plan;
+  try {
+    plan = load_plan(folder);
+  } catch (const IoError&) {
+    if (has_plan(folder)) throw;
+    return {.is_taken_over = true};
+  }
+  return StepWorker(folder, std::move(plan), options, progress)();
 }
 
 size_t results_in(const Folder& folder, const StepPlan& plan) {
