@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "pickle/pickle.h"
 
@@ -104,7 +105,7 @@ void LiveRun::add_groups(const EngineFacts& engine, const InputFiles& inputs) {
       TorchArchive::of_values(inputs, {FileId{0}, kSettingsPlace, 0}, std::move(document)));
   const auto settings = settings_->root().sequence_or_empty();
   if (settings.size() != engine.groups.size()) {
-    throw UsageError("hyper-parameters of " + std::to_string(settings.size()) + " groups, not " +
+    throw UsageError("hyper-parameters of " + counted(settings.size(), "group") + ", not " +
                      std::to_string(engine.groups.size()));
   }
   for (size_t g = 0; g < engine.groups.size(); ++g) {

@@ -576,7 +576,7 @@ def _same(what, planned, live):
 
 def _other(planned, live):
     if len(planned) != len(live):
-        return f"{len(live)} groups, not {len(planned)}"
+        return f"as many as {len(live)}, not {len(planned)}"
     group = next(at for at, pair in enumerate(zip(planned, live)) if pair[0] != pair[1])
     return f"group {group} is {live[group]}, not {planned[group]}"[:500]
 
