@@ -13,7 +13,8 @@ from oracle import OracleTest, case_named, load_bin, same_bits
 from safetensors.torch import load_file
 from tools import run_tool
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Trainer,
+                          TrainingArguments)
 
 KEYS = ("exp_avg", "exp_avg_sq")
 
@@ -88,6 +89,23 @@ class TrainingsTest(OracleTest):
         for given in (self.trained_run, self.newest, self.newest / "optimizer.pt"):
             with self.subTest(given=given):
                 self.assert_states(given, self.values, self.states, *self.named)
+
+    def test_names_of_the_hub_are_those_of_the_optimizers_parameters(self):
+        """save_pretrained takes fused experts apart; the optimizer has them fused."""
+        torch.manual_seed(4)
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(
+            hidden_size=16, intermediate_size=24, moe_intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, head_dim=8, vocab_size=64, num_experts=4, num_experts_per_tok=2))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
+        optimizer.step()
+        saved = self.folder / "saved"
+        model.save_pretrained(saved)
+        torch.save(optimizer.state_dict(), saved / "optimizer.pt")
+        self.assertTrue(any("experts.3.up_proj" in name for name in load_file(saved / "model.safetensors")))
+        names = self.folder / "names.txt"
+        names.write_text("".join(f"{name}\n" for name, _ in model.named_parameters()))
+        self.assert_states(saved, dict(model.named_parameters()), states_of(model, optimizer), "--param-names", names)
 
     def test_every_format_has_them(self):
         config = self.folder / "ds.json"
