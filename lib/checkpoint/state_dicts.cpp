@@ -38,6 +38,7 @@ class StateDicts {
     }
     if (!is_assigned) {
       draft_.facts.states_assigned = false;
+      if (!draft_.optimizer_states) return;
       draft_.notes.emplace_back(
           std::string("the optimizer numbers its parameters, and ") +
           (in_order_ ? "their order and shapes do not tell which is which"
