@@ -26,9 +26,18 @@ bool is_bad(const Statistics& values) {
   return values.finite() < values.count;
 }
 
-void add_row(cli::Table& table, std::vector<std::string> cells, const Statistics& values) {
-  for (auto& [heading, cell] : statistics_cells(values)) cells.push_back(std::move(cell));
-  table.add(std::move(cells), is_bad(values) ? cli::Style::bad : cli::Style::plain);
+// On a terminal columns that count nothing give others their room.
+std::vector<std::string> row_of(std::vector<std::string> cells, const Statistics& values) {
+  static const bool leaves_out_none = cli::Terminal::of_stdout().tables;
+  for (auto& [heading, cell] : statistics_cells(values)) {
+    const bool is_count = heading == "nan" || heading == "inf";
+    cells.push_back(leaves_out_none && is_count && cell == "0" ? "" : std::move(cell));
+  }
+  return cells;
+}
+
+cli::Style style_of(const Statistics& values) {
+  return is_bad(values) ? cli::Style::bad : cli::Style::plain;
 }
 
 }  // namespace
@@ -97,13 +106,14 @@ void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& sta
   }
   cli::Table table(std::move(columns));
   for (size_t i = 0; i < tensors.size(); ++i) {
-    add_row(table, tensor_cells(tensors[i]), stats.tensors[i]);
+    const Statistics& values = stats.tensors[i];
+    table.add(row_of(tensor_cells(tensors[i]), values), style_of(values));
   }
   for (const TensorStats::Total& total : stats.totals) {
-    add_row(table,
-            {"total", printable(total.state), counted(total.tensors, "tensor"),
-             "[" + std::to_string(total.values.count) + "]"},
-            total.values);
+    table.add_total(row_of({"total", printable(total.state), counted(total.tensors, "tensor"),
+                            "[" + std::to_string(total.values.count) + "]"},
+                           total.values),
+                    style_of(total.values));
   }
   std::cout << table.text(cli::Terminal::of_stdout());
 }

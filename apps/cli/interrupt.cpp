@@ -16,7 +16,7 @@ namespace {
 
 std::atomic<std::atomic<bool>*> cancel_flag{nullptr};
 
-std::atomic<int> writing{0};
+std::atomic<int> writers{0};
 std::atomic<const LastWords*> last_words{nullptr};
 
 void say(int descriptor, const std::string& words) {
@@ -24,14 +24,14 @@ void say(int descriptor, const std::string& words) {
 }
 
 extern "C" void on_patience_lost(int) {
-  if (writing > 0) return;
+  if (writers > 0) return;
   if (const LastWords* words = last_words) end_at_once(*words, kInterrupted);
   ::_exit(kInterrupted);
 }
 
 extern "C" void on_signal(int) {
   if (std::atomic<bool>* flag = cancel_flag.load()) *flag = true;
-  if (writing > 0) return;
+  if (writers > 0) return;
   itimerval patience{};
   patience.it_value.tv_usec = 150'000;
   ::setitimer(ITIMER_REAL, &patience, nullptr);
@@ -101,11 +101,11 @@ void set_last_words(const LastWords& words) {
 }
 
 Writing::Writing() {
-  ++writing;
+  ++writers;
 }
 
 Writing::~Writing() {
-  --writing;
+  --writers;
 }
 
 ProgressRequests::ProgressRequests() {

@@ -84,7 +84,10 @@ std::string common_front(const std::vector<std::string>& names) {
 class Table::Fitting {
  public:
   Fitting(const Table& table, size_t width) : columns_(table.columns_), width_(width) {
-    for (const Row& row : table.rows_) rows_.push_back(row.cells);
+    for (const Row& row : table.rows_) {
+      rows_.push_back(row.cells);
+      is_total_.push_back(row.is_total);
+    }
     for (size_t c = 0; c < columns_.size(); ++c) {
       if (columns_[c].named) named_ = c;
       const auto is_empty = [&](const auto& cells) { return cells[c].empty(); };
@@ -93,11 +96,9 @@ class Table::Fitting {
     fit();
   }
 
-  std::vector<std::string> notes() const {
-    std::vector<std::string> all = notes_;
-    if (!front_.empty()) all.push_back("all names begin with " + front_);
-    return all;
-  }
+  // What to know before the rows are read, and behind them.
+  std::string front() const { return front_.empty() ? "" : "all names begin with " + front_; }
+  const std::vector<std::string>& notes() const { return notes_; }
 
   std::string headings() const {
     std::vector<std::string> cells;
@@ -135,11 +136,16 @@ class Table::Fitting {
 
   std::vector<std::string> names() const {
     std::vector<std::string> all;
-    for (const auto& cells : rows_) all.push_back(cells[*named_]);
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      if (!is_total_[r]) all.push_back(rows_[r][*named_]);
+    }
     return all;
   }
   void rename(const std::vector<std::string>& names) {
-    for (size_t r = 0; r < rows_.size(); ++r) rows_[r][*named_] = names[r];
+    auto name = names.begin();
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      if (!is_total_[r]) rows_[r][*named_] = *name++;
+    }
     wide_[*named_] = widest(*named_);
   }
 
@@ -231,6 +237,7 @@ class Table::Fitting {
   const std::vector<Column>& columns_;
   const size_t width_;
   std::vector<std::vector<std::string>> rows_;
+  std::vector<bool> is_total_;
   std::vector<size_t> shown_;  // columns, in their order
   std::vector<size_t> wide_;   // of every column
   std::optional<size_t> named_;
@@ -243,10 +250,17 @@ void Table::add(std::vector<std::string> cells, Style style) {
   rows_.push_back({std::move(cells), style});
 }
 
+void Table::add_total(std::vector<std::string> cells, Style style) {
+  add(std::move(cells), style);
+  rows_.back().is_total = true;
+}
+
 std::string Table::text(const Terminal& terminal) const {
   if (!terminal.tables || rows_.empty()) return tabs(terminal);
   const Fitting fitting(*this, terminal.width);
-  std::string out = styled(terminal, Style::bold, fitting.headings()) + "\n";
+  std::string out;
+  if (!fitting.front().empty()) out = shortened(fitting.front(), terminal.width) + "\n";
+  out += styled(terminal, Style::bold, fitting.headings()) + "\n";
   for (size_t r = 0; r < rows_.size(); ++r) {
     for (const std::string& line : fitting.lines(r)) {
       out += styled(terminal, rows_[r].style, line) + "\n";

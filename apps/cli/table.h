@@ -3,7 +3,7 @@
 // On a terminal the columns line up, those without anything in them are left out, and no line is
 // wider than the terminal. Numbers are never cut.
 // Where not all fits, in this order:
-//   1. what all names begin with goes ("model.layers."), and a line below says it;
+//   1. what all names begin with goes ("model.layers."), and a line above says it;
 //   2. the column that wraps goes on in further lines;
 //   3. columns that may be left out go, those of the highest `rank` first, and a line says which,
 //      until names have what they need, or three fifths of the line;
@@ -37,6 +37,8 @@ class Table {
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   // One cell a column.
   void add(std::vector<std::string> cells, Style style = Style::plain);
+  // The same of a row whose name is none of the others' kind, such as a total.
+  void add_total(std::vector<std::string> cells, Style style = Style::plain);
   bool empty() const { return rows_.empty(); }
   std::string text(const Terminal& terminal) const;
 
@@ -44,6 +46,7 @@ class Table {
   struct Row {
     std::vector<std::string> cells;
     Style style;
+    bool is_total = false;
   };
   class Fitting;
 
