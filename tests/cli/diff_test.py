@@ -385,9 +385,11 @@ class DiffTest(CliTest):
         done = self.tool("ckpt-inspect", "diff", a, b)
         self.assertEqual(done.returncode, 1)
         row, summary = done.stdout.splitlines()
-        self.assertEqual(row.split("\t"), ["x", "", "values", "float32[2]", "1", "0.5", "0.2", str(1 << 21), "1", "2", "2.5"])
+        self.assertEqual(row.split("\t"), ["x", "", "values", "float32[2]", "0.224", "0.996546", "1", "0.5", "0.2",
+                                           str(1 << 21), "1", "2", "2.5"])
         self.assertEqual(summary, "2 tensors, 1 bit-equal, 1 of other values; "
-                                  "1 of 3 elements differs, by at most 0.5 in 'x'")
+                                  "1 of 3 elements differs, by at most 0.5 in 'x'; "
+                                  "relative change 0.204, cosine 0.994937")
 
     def test_bad_calls_have_their_exit_codes(self):
         good = self.weights(x=torch_files.ones(1))
