@@ -537,7 +537,7 @@ class DcpTest(OracleTest):
             dcp.save({"model": model.state_dict(), "optim": optimizer.state_dict()}, checkpoint_id=raw, no_dist=True)
             out = self.convert(raw, self.scratch / "weights-of-raw", "--safe_serialization")
             self.assert_same_tensors(load_file(out / "model.safetensors"), model.state_dict())
-            self.refused(raw, "numbers of parameters")
+            self.refused(raw, "numbers the parameters")
         with self.subTest("strip"):
             done = run_tool("ckpt-pack", "strip", "--keep", "weights", self.root / "2" / "nested", self.scratch / "out")
             self.assertNotEqual(done.returncode, 0)
