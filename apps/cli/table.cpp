@@ -259,7 +259,9 @@ std::string Table::text(const Terminal& terminal) const {
   if (!terminal.tables || rows_.empty()) return tabs(terminal);
   const Fitting fitting(*this, terminal.width);
   std::string out;
-  if (!fitting.front().empty()) out = shortened(fitting.front(), terminal.width) + "\n";
+  for (const std::string& line : wrapped(fitting.front(), terminal.width)) {
+    if (!line.empty()) out += shortened(line, terminal.width) + "\n";
+  }
   out += styled(terminal, Style::bold, fitting.headings()) + "\n";
   for (size_t r = 0; r < rows_.size(); ++r) {
     for (const std::string& line : fitting.lines(r)) {

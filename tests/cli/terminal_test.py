@@ -61,10 +61,11 @@ class BytesTest(TerminalTest):
 class TableTest(TerminalTest):
 
     def shown(self, width, *arguments):
-        """The lines of a table, and what stands below it."""
+        """The lines of a table, and what stands above and below it."""
         lines = plain(self.on_terminal("ckpt-inspect", *arguments, width=width)).splitlines()
-        below = next((i for i, line in enumerate(lines) if line.startswith(("not shown:", "all names"))), len(lines))
-        return lines[:below], " ".join(lines[below:])
+        above = next((i for i, line in enumerate(lines) if line.startswith("name")), 0)
+        below = next((i for i, line in enumerate(lines) if line.startswith("not shown:")), len(lines))
+        return lines[above:below], " ".join(lines[:above] + lines[below:])
 
     def test_no_line_is_wider_than_the_terminal_and_numbers_are_never_cut(self):
         rows = [line.split("\t") for line in
@@ -105,8 +106,8 @@ class TableTest(TerminalTest):
     def test_what_all_names_begin_with_is_said_once(self):
         path = self.root / "front.safetensors"
         torch_files.save_file({f"a_very_long_name_of_a_module.and_another_long_one.{i}.weight": torch_files.zeros(2) for i in range(3)}, path)
-        table, below = self.shown(60, "list", path)
-        self.assertIn("all names begin with a_very_long_name_of_a_module.and_another_long_one.", below.replace("  ", " "))
+        table, beside = self.shown(60, "list", path)
+        self.assertIn("all names begin with a_very_long_name_of_a_module.and_another_long_one.", beside.replace("  ", " "))
         self.assertEqual([line.split("  ")[0] for line in table[1:]], ["0.weight", "1.weight", "2.weight"])
         self.assertNotIn("all names", self.shown(200, "list", path)[1])
 
