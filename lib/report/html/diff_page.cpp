@@ -105,15 +105,12 @@ std::string side_cell(const TensorDiff& tensor, bool is_a) {
 
 std::string value_cells(const TensorDiff& tensor) {
   const Difference& values = tensor.values;
-  if (values.differing == 0) {
-    return number("") + number("") + number("") + number("") + number("");
-  }
+  if (values.differing == 0) return number("") + number("") + number("") + number("");
   return number(part_of(values.differing, values.count)) +
          "<td class=\"n strong\" title=\"at element " +
          grouped(static_cast<uint64_t>(std::max<int64_t>(values.index, 0))) + "\">" +
          difference_number(values.max_absolute, *tensor.as) + "</td>" +
-         number(change_number(values, *tensor.as)) + number(cosine_number(values, *tensor.as)) +
-         number(is_floating_point(*tensor.as) ? grouped(values.max_ulps) : "");
+         number(change_number(values, *tensor.as)) + number(cosine_number(values, *tensor.as));
 }
 
 std::string tensor_row(const TensorDiff& tensor, const std::string& name) {
@@ -127,7 +124,7 @@ std::string tensor_row(const TensorDiff& tensor, const std::string& name) {
 
 std::string tensor_headings() {
   std::string headings = heading("tensor") + heading("A") + heading("B");
-  for (const char* name : {"elements", "max |a − b|", "change", "cosine", "max ulp"}) {
+  for (const char* name : {"elements", "max |a − b|", "change", "cosine"}) {
     headings += heading(name, true);
   }
   return headings;
