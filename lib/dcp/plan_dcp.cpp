@@ -18,6 +18,7 @@
 #include "deepspeed/keys.h"
 #include "dsckpt/dcp.h"
 #include "dsckpt/error.h"
+#include "io/far_files.h"
 #include "job/cast.h"
 #include "job/hyper_parameters.h"
 #include "job/job_impl.h"
@@ -475,7 +476,7 @@ class DcpPlanner {
                          [&](const Neighbour& file) { return file.destination == name; });
     };
     if (!has(kTrainerState)) {
-      throw UsageError(source_->path.string() + ": has no " + std::string(kTrainerState) +
+      throw UsageError(shown_path(source_->path) + ": has no " + std::string(kTrainerState) +
                        ", so the Trainer would not go on from what becomes of it")
           .with_hint("give the folder checkpoint-N that it saved, or --preset accelerate");
     }

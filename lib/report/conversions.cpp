@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <functional>
 
 #include "base/text.h"
@@ -10,9 +11,11 @@
 #include "dsckpt/reshard.h"
 #include "dsckpt/universal.h"
 #include "dsckpt/weights.h"
+#include "io/far_files.h"
 #include "job/source.h"
 
 namespace dsckpt {
+namespace fs = std::filesystem;
 namespace {
 
 std::string refusal_of(const std::function<void()>& plan) {
@@ -43,11 +46,12 @@ std::vector<Conversion> conversions(const Source& source) {
     std::function<void()> plan;
     std::string arguments;
   };
-  const std::string path = " " + shell_word(source->path.string()) + " ";
+  const std::string shown = shown_path(source->path);
+  const std::string path = " " + shell_word(shown) + " ";
   const std::array<Way, 4> ways{
       {{"zero-to-fp32", "fp32 weights", [&] { plan_weights(source); }, path + "OUTPUT"},
        {"to-universal", "a universal checkpoint", [&] { plan_universal(source); },
-        path + shell_word((source->path / "universal").string())},
+        path + shell_word((fs::path(shown) / "universal").string())},
        {"reshard", "shards for another number of GPUs", [&] { plan_reshard(source, some_ranks); },
         path + "OUTPUT --dp GPUS"},
        {"to-dcp", "a checkpoint for FSDP2", [&] { plan_dcp(source); }, path + "OUTPUT --dp GPUS"}}};

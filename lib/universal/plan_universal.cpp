@@ -10,6 +10,7 @@
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "dsckpt/universal.h"
+#include "io/far_files.h"
 #include "job/job_impl.h"
 #include "job/neighbours.h"
 #include "job/next_step.h"
@@ -53,7 +54,7 @@ void note_files_beside(const Source& source, const fs::path& output, Job::Impl& 
   }
   if (missing.empty()) return;
   job.notes.push_back("files beside the shards are not copied: " + some_of(missing) +
-                      "; an output folder in " + source->path.string() + " has them beside it");
+                      "; an output folder in " + shown_path(source->path) + " has them beside it");
 }
 
 // {"parameters": [{"name", "shape", "files"}], "files": [{"path", "bytes"}], "bytes_read",

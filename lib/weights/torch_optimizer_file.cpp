@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "dsckpt/error.h"
 #include "format/torch_archive.h"
+#include "io/far_files.h"
 #include "job/hyper_parameters.h"
 #include "job/source.h"
 
@@ -117,7 +118,7 @@ class TorchOptimizerFile {
 void lay_out_torch_optimizer(PlanBuilder& plan, const Checkpoint& checkpoint,
                              std::vector<std::string>& notes) {
   if (checkpoint.facts().from_weights) {
-    throw UsageError("--torch-optimizer: " + checkpoint.tag_folder().string() +
+    throw UsageError("--torch-optimizer: " + shown_path(checkpoint.tag_folder()) +
                      " is weights alone, without an optimizer");
   }
   if (!checkpoint.facts().states_assigned) throw unassigned_states(checkpoint);

@@ -491,7 +491,7 @@ class Finder {
     folder.rank_name = state.rank_name;
     folder.training = state.training;
     if (state.kind == StateKind::training && !options_.roots.empty()) {
-      throw UsageError(folder.path.string() +
+      throw UsageError(shown_path(folder.path) +
                        ": is a training without ranks, which has no other roots");
     }
     for (const SavedState& older : choice.older) {
