@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from oracle import OracleTest, case_named, load_bin, same_bits
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tools import run_tool
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from transformers import (LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Trainer,
@@ -218,6 +218,23 @@ class TrainingsTest(OracleTest):
         for name, (model, optimizer) in zip(("pytorch_model", "pytorch_model_1"), pairs):
             self.assert_states(self.folder / "saved", dict(model.named_parameters()), states_of(model, optimizer),
                                "--model", name)
+
+    def test_files_of_a_number_are_their_own_models(self):
+        """Of the second model two files and no index: they are not the first one's, which lies beside them."""
+        saved, pairs = self.folder / "saved", [self.trained(seed) for seed in (1, 2)]
+        saved.mkdir()
+        state = pairs[1][0].state_dict()
+        parts = [dict(list(state.items())[:3]), dict(list(state.items())[3:])]
+        torch.save(pairs[0][0].state_dict(), saved / "pytorch_model.bin")
+        for number, part in enumerate(parts, 1):
+            save_file(part, saved / f"model_1-0000{number}-of-00002.safetensors")
+        for end, (_, optimizer) in zip(("", "_1"), pairs):
+            torch.save(optimizer.state_dict(), saved / f"optimizer{end}.bin")
+        names = self.folder / "names.txt"
+        names.write_text("".join(f"{name}\n" for name, _ in pairs[1][0].named_parameters()))
+        model, optimizer = pairs[1]
+        self.assert_states(saved, dict(model.named_parameters()), states_of(model, optimizer), "--model", "model_1",
+                           "--param-names", names)
 
     def test_sharded_models_of_accelerate_are_told_apart(self):
         """Two alike of one step: one is no copy of the other, because both are in one folder."""

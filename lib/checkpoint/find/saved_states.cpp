@@ -121,17 +121,19 @@ void add_rank_files(Folders& folders, const fs::path& folder, std::vector<SavedS
 // ones have numbers.
 std::optional<std::string> optimizer_number(std::string_view name) {
   constexpr std::string_view kFront = "optimizer";
+  constexpr std::string_view kBack = ".bin";
   if (name == "optimizer.pt") return "";
-  if (!name.starts_with(kFront) || !name.ends_with(".bin")) return std::nullopt;
-  const std::string_view number = name.substr(kFront.size(), name.size() - kFront.size() - 4);
+  if (!name.starts_with(kFront) || !name.ends_with(kBack)) return std::nullopt;
+  const std::string_view number =
+      name.substr(kFront.size(), name.size() - kFront.size() - kBack.size());
   if (number.empty() || (number.front() == '_' && is_digits(number.substr(1)))) {
     return std::string(number);
   }
   return std::nullopt;
 }
 
-// The weights of a model of that number: a file, or the folder where an index or the names of
-// several say which.
+// The weights of a model of that number: a file, an index, or the first of several files that say
+// how many they are.
 std::optional<fs::path> weights_beside(const ListedFolder& folder, const std::string& number) {
   for (const char* stem : {"model", "pytorch_model", "pytorch_model_fsdp"}) {
     for (const char* suffix : {".safetensors", ".bin"}) {
@@ -140,13 +142,13 @@ std::optional<fs::path> weights_beside(const ListedFolder& folder, const std::st
       if (folder.has_file(front + suffix + ".index.json")) {
         return folder.path / (front + suffix + ".index.json");
       }
-      const bool is_numbered =
-          std::any_of(folder.files.begin(), folder.files.end(), [&](const fs::path& file) {
+      const auto numbered =
+          std::find_if(folder.files.begin(), folder.files.end(), [&](const fs::path& file) {
             const std::string name = file.filename().string();
             return name.starts_with(front + "-") && name.ends_with(suffix) &&
                    name.find("-of-") != name.npos;
           });
-      if (is_numbered) return folder.path;
+      if (numbered != folder.files.end()) return *numbered;
     }
   }
   return std::nullopt;
@@ -167,7 +169,7 @@ void add_trainings(Folders& folders, const fs::path& folder, std::vector<SavedSt
   if (states.size() < before + 2) return;
   for (size_t i = before; i < states.size(); ++i) {
     const std::string name = states[i].training.weights.filename().string();
-    states[i].model = name.substr(0, name.find('.'));
+    states[i].model = name.substr(0, name.find_first_of(".-"));
   }
 }
 
