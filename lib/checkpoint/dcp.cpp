@@ -121,9 +121,7 @@ class DcpGroups {
   std::vector<std::string> names_in(const Value& params) {
     std::vector<std::string> names;
     for (const Value& name : params.sequence_or_empty()) {
-      // Numbers are those of optimizer.state_dict().
-      names.push_back(name.is(Kind::string) ? std::string(name.as_string())
-                                            : std::to_string(name.as_int()));
+      names.push_back(optimizer_key(name));
       if (known_.insert(names.back()).second) continue;
       throw InconsistentError({}, "has '" + names.back() + "' in two places");
     }

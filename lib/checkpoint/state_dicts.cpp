@@ -19,6 +19,8 @@ namespace {
 using pickle::Kind;
 using pickle::Value;
 
+constexpr size_t kMostNumberDigits = 18;  // of an optimizer's number
+
 class StateDicts {
  public:
   StateDicts(CheckpointDraft& draft, std::vector<ModelEntry> model, const OptimizerDict* optimizer,
@@ -103,72 +105,63 @@ class StateDicts {
       }
     }
     if (unknown.empty()) return true;
-    if (numbered && std::all_of(unknown.begin(), unknown.end(), is_digits)) return number_params();
+    if (numbered && std::all_of(unknown.begin(), unknown.end(), is_digits)) {
+      return number_params(by_name);
+    }
     throw InconsistentError({.file = draft_.folder.path.string(), .tensor = unknown.front()},
                             "is one of " + counted(unknown.size(), "parameter") +
                                 " that the optimizer has and the model has not:" + listed(unknown));
   }
 
   // The user's order comes first: it is more than that of the file.
-  bool number_params() {
-    KeyedMap<std::string_view, size_t> by_name;
-    for (size_t i = 0; i < model_.size(); ++i) by_name.emplace(model_[i].name, i);
+  bool number_params(const KeyedMap<std::string_view, size_t>& by_name) {
+    const auto shape_of = [&](const std::string& name) {
+      const auto found = by_name.find(name);
+      return found == by_name.end() ? nullptr : &model_[found->second].value.shape();
+    };
+    const auto state_shape = [&](const std::string& number) {
+      const auto state = optimizer_->states.find(number);
+      return state == optimizer_->states.end() ? std::nullopt : state->second.shape;
+    };
     std::vector<std::vector<std::string>> groups;
-    for (const OptimizerDict::Group& group : optimizer_->groups) groups.push_back(group.params);
-    const auto names = names_of_numbers(
-        groups, draft_.order,
-        [&](const std::string& name) {
-          const auto found = by_name.find(name);
-          return found == by_name.end() ? nullptr : &model_[found->second].value.shape();
-        },
-        [&](const std::string& number) {
-          const auto state = optimizer_->states.find(number);
-          return state == optimizer_->states.end() ? std::nullopt : state->second.shape;
-        });
-    if (!names) return draft_.order.names.empty() && in_order_ && number_by_model();
+    for (const OptimizerDict::Group& group : optimizer_->groups) {
+      groups.push_back(group.params);
+      for (const std::string& number : group.params) {
+        if (!is_digits(number) || number.size() > kMostNumberDigits) return false;
+      }
+    }
+    auto names = names_of_numbers(groups, draft_.order, shape_of, state_shape);
+    if (!names && draft_.order.names.empty() && in_order_) {
+      names = names_of_numbers(groups, {.names = trainable_names()}, shape_of, state_shape);
+      if (names) {
+        draft_.notes.emplace_back(
+            "the optimizer's states have no names; they are given to the parameters in the order "
+            "of the model");
+      }
+    }
+    if (!names) return false;
     for (const auto& [number, name] : *names) {
       const auto found = by_name.find(name);
       if (found == by_name.end()) {
         throw InconsistentError({.file = draft_.folder.path.string(), .tensor = printable(name)},
                                 "is in the groups of --like, and the model has none such");
       }
-      key_[owner_[found->second]] = number;
+      std::string& key = key_[owner_[found->second]];
+      if (!key.empty()) {
+        throw InconsistentError({.file = draft_.folder.path.string(), .tensor = printable(name)},
+                                "is in two places of the optimizer");
+      }
+      key = number;
     }
     return true;
   }
 
-  bool number_by_model() {
-    std::vector<size_t> candidates;
-    std::vector<Shape> shapes;
+  std::vector<std::string> trainable_names() const {
+    std::vector<std::string> names;
     for (size_t i = 0; i < model_.size(); ++i) {
-      if (!may_be_trained(i)) continue;
-      candidates.push_back(i);
-      shapes.push_back(model_[i].value.shape());
+      if (may_be_trained(i)) names.push_back(model_[i].name);
     }
-    std::vector<std::vector<OwnedIndex>> groups;
-    size_t count = 0;
-    for (const OptimizerDict::Group& group : optimizer_->groups) {
-      std::vector<OwnedIndex>& indices = groups.emplace_back();
-      for (const std::string& number : group.params) {
-        const auto state = optimizer_->states.find(number);
-        std::optional<Shape> shape;
-        if (state != optimizer_->states.end()) shape = state->second.shape;
-        constexpr size_t kMostDigits = 18;
-        if (!is_digits(number) || number.size() > kMostDigits) return false;
-        indices.push_back({static_cast<size_t>(std::stoull(number)), shape});
-        ++count;
-      }
-    }
-    if (count > candidates.size()) return false;
-    const auto assigned = assign_in_order(shapes, groups);
-    if (!assigned) return false;
-    for (size_t i = 0; i < candidates.size(); ++i) {
-      if ((*assigned)[i]) key_[candidates[i]] = std::to_string(*(*assigned)[i]);
-    }
-    draft_.notes.emplace_back(
-        "the optimizer's states have no names; they are given to the parameters in the order of "
-        "the model");
-    return true;
+    return names;
   }
 
   ParamKind kind_of(size_t i, bool is_assigned) {
@@ -267,10 +260,6 @@ void note_told_by_type(CheckpointDraft& draft, size_t count) {
   draft.notes.push_back(counted(count, "tensor") +
                         " that the optimizer does not have count as frozen parameters; nothing "
                         "says which of them are buffers");
-}
-
-std::string optimizer_key(const Value& key) {
-  return key.is(Kind::string) ? std::string(key.as_string()) : std::to_string(key.as_int());
 }
 
 std::vector<OptimizerDict::Group> optimizer_groups(const TorchArchive& archive,

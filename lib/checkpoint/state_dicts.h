@@ -43,8 +43,6 @@ struct OptimizerDict {
 // The groups of an optimizer's state_dict. Throws CorruptError for one that is none.
 std::vector<OptimizerDict::Group> optimizer_groups(const TorchArchive& archive,
                                                    const pickle::Value& state_dict);
-// The key of a state, or of a parameter in a group.
-std::string optimizer_key(const pickle::Value& key);
 
 // Fills params, groups and facts. Parameters that the optimizer has by numbers get these by
 // `param_names`, or else by the order that the user knows (names_of_numbers), or that of `model` if

@@ -67,6 +67,10 @@ void add_value(const std::string& key, const Value& value, TrainingFile& found) 
 
 }  // namespace
 
+std::string optimizer_key(const Value& key) {
+  return key.is(Kind::string) ? std::string(key.as_string()) : std::to_string(key.as_int());
+}
+
 TrainingFile training_file(const Value& root) {
   TrainingFile found;
   if (is_optimizer(root)) {

@@ -30,6 +30,9 @@ struct TrainingFile {
 // is one model with the key "".
 TrainingFile training_file(const pickle::Value& root);
 
+// What an optimizer's state_dict calls a parameter, in `state` and in a group: its name or number.
+std::string optimizer_key(const pickle::Value& key);
+
 // What a file of a ZeRO checkpoint is, by its keys and whatever its name is: "model states",
 // "optimizer states", "a parameter of a universal checkpoint"; "" for anything else.
 std::string_view shard_by_keys(const pickle::Value& root);

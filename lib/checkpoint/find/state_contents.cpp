@@ -149,8 +149,7 @@ void look_into_training(SavedState& state) {
   if (!states.is_mapping()) return;
   for (const auto& [key, value] : states.as_dict().items) {
     if (!value.is_mapping()) continue;
-    const std::string param =
-        key.is(Kind::string) ? std::string(key.as_string()) : std::to_string(key.as_int());
+    const std::string param = optimizer_key(key);
     Params own;
     add_params(archive, value, own);
     for (auto& [name, shape] : own) {
