@@ -13,7 +13,6 @@
 #include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/find/saved_states.h"
-#include "checkpoint/weights.h"
 #include "dcp/dcp_writer.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/dcp.h"
@@ -211,7 +210,8 @@ class DcpPlanner {
     job_.place.foreign = "does not belong to a checkpoint of torch.distributed.checkpoint";
     job_.what = counted(report.tensors(), "tensor") + " in " +
                 counted(job_.plan.outputs().size(), "file") + " for " +
-                counted(options_.dp, "rank") + groups_text();
+                counted(options_.dp, "rank") +
+                (has_optimizer_ ? ", an optimizer of " + groups_text(checkpoint_.groups()) : "");
     job_.report = std::make_shared<const DcpReport>(std::move(report));
     return Job(std::move(job_));
   }
@@ -267,13 +267,7 @@ class DcpPlanner {
       return;
     }
     if (!checkpoint_.facts().states_assigned) throw unassigned_states(checkpoint_);
-    if (checkpoint_.groups().empty()) {
-      throw UnsupportedError(
-          {.file = checkpoint_.tag_folder().string()},
-          std::string("does not tell the optimizer's groups") +
-              (checkpoint_.facts().model_parallel ? ": the model is split over ranks" : ""))
-          .with_hint(kWithoutOptimizer);
-    }
+    if (checkpoint_.groups().empty()) throw unknown_groups(checkpoint_, kWithoutOptimizer);
     has_optimizer_ = true;
     for (const Param& param : checkpoint_.params()) {
       if (is_trained(param)) add_states(param);
@@ -287,18 +281,6 @@ class DcpPlanner {
            some_of(without_options) +
            ": the run that loads the folder keeps its own (allow_partial_load)");
     }
-  }
-
-  // What the program has to build before it loads the folder.
-  std::string groups_text() const {
-    if (!has_optimizer_) return "";
-    const std::vector<ParamGroup>& groups = checkpoint_.groups();
-    std::string params;
-    for (size_t g = 0; g + 1 < groups.size(); ++g) {
-      params += std::to_string(groups[g].params.size()) + (g + 2 == groups.size() ? " and " : ", ");
-    }
-    return ", an optimizer of " + counted(groups.size(), "group") + " of " + params +
-           counted(groups.back().params.size(), "parameter");
   }
 
   DcpPath state_path(const Param& param, const std::string& key) const {
@@ -442,23 +424,15 @@ class DcpPlanner {
   void find_beside() {
     std::error_code failed;
     if (!fs::is_directory(source_->path, failed)) return;
-    const CheckpointFacts& facts = checkpoint_.facts();
     const std::string tag = output_tag(checkpoint_);
     Neighbours found =
-        find_neighbours({.named = source_->path,
-                         .tag_folder = facts.foreign ? source_->path : checkpoint_.tag_folder(),
-                         .tag = tag,
-                         .other_roots = checkpoint_.other_roots(),
-                         .follow_links = source_->options.follow_links},
-                        facts.mesh.dp, options_.dp);
+        find_neighbours(place_in(source_, tag), checkpoint_.facts().mesh.dp, options_.dp);
     std::vector<std::string> left_out;
     for (Neighbour& file : found.files) {
-      const bool is_weights = is_weights_name(file.destination);
-      if (file.destination == kConverterScript) continue;
-      if (!takes_files() || is_weights || file.destination.starts_with(tag + "/")) {
-        left_out.push_back(printable(file.destination));
-      } else {
+      if (takes_files() && is_of_program(file, tag)) {
         beside_.push_back(std::move(file));
+      } else if (file.destination != kConverterScript) {
+        left_out.push_back(printable(file.destination));
       }
     }
     if (!left_out.empty()) {

@@ -124,6 +124,23 @@ bool PlainData::walk_all(const Value& container) {
   return std::all_of(items.begin(), items.end(), [&](const Value& item) { return walk(item); });
 }
 
+UnsupportedError unknown_groups(const Checkpoint& checkpoint, const std::string& hint) {
+  const bool is_split = checkpoint.facts().model_parallel;
+  return UnsupportedError({.file = checkpoint.tag_folder().string()},
+                          std::string("does not tell the optimizer's groups") +
+                              (is_split ? ": the model is split over ranks" : ""))
+      .with_hint(hint);
+}
+
+std::string groups_text(const std::vector<ParamGroup>& groups) {
+  std::string params;
+  for (size_t g = 0; g + 1 < groups.size(); ++g) {
+    params += std::to_string(groups[g].params.size()) + (g + 2 == groups.size() ? " and " : ", ");
+  }
+  return counted(groups.size(), "group") + " of " + params +
+         counted(groups.back().params.size(), "parameter");
+}
+
 GroupRates rates_of(const Checkpoint& checkpoint, const ParamGroup& group) {
   const ShardValue& settings = group.settings;
   if (settings.archive == nullptr || !settings.value.is_mapping()) return {};

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "dsckpt/error.h"
 #include "format/torch_archive.h"
 
 namespace dsckpt {
@@ -35,6 +36,13 @@ struct HyperParameter {
 
 // Whether an optimizer with these states is an Adam.
 bool is_adam(const std::vector<ParamState>& states);
+
+// For who needs the groups, where the files do not tell them.
+UnsupportedError unknown_groups(const Checkpoint& checkpoint, const std::string& hint);
+
+// What a program has to build before it loads an optimizer: "2 groups of 16 and 9 parameters". Of
+// at least one group.
+std::string groups_text(const std::vector<ParamGroup>& groups);
 
 // The learning rate that a group has, and that it began with, as `initial_lr` says it.
 struct GroupRates {

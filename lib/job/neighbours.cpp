@@ -18,6 +18,7 @@
 #include "exec/staging_owner.h"
 #include "format/checked_records.h"
 #include "job/links.h"
+#include "job/source.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -317,6 +318,22 @@ Neighbours find_neighbours(const CheckpointPlace& place, uint32_t old_ranks, uin
 
 Neighbours find_neighbours(const CheckpointPlace& place) {
   return Finder(place).find();
+}
+
+CheckpointPlace place_in(const Source& source, const std::string& tag) {
+  const Checkpoint& checkpoint = *source->checkpoint;
+  const CheckpointFacts& facts = checkpoint.facts();
+  const bool is_others = facts.foreign || facts.has_given_states;
+  return {.named = source->path,
+          .tag_folder = is_others ? source->path : checkpoint.tag_folder(),
+          .tag = tag,
+          .other_roots = checkpoint.other_roots(),
+          .follow_links = source->options.follow_links};
+}
+
+bool is_of_program(const Neighbour& file, const std::string& tag) {
+  return file.destination != kConverterScript && !is_weights_name(file.destination) &&
+         !file.destination.starts_with(tag + "/");
 }
 
 void lay_out_neighbours(InputFiles& inputs, const std::vector<Neighbour>& files,

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dsckpt/checkpoint.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 
@@ -66,6 +67,14 @@ struct CheckpointPlace {
 Neighbours find_neighbours(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks);
 // The same of the run itself: random numbers are files like all others.
 Neighbours find_neighbours(const CheckpointPlace& place);
+
+// Where a source that is to be converted lies: of values that other values were given to, where
+// those lie. `tag`: as CheckpointPlace has it.
+CheckpointPlace place_in(const Source& source, const std::string& tag);
+
+// Whether it is of the program that trains: neither DeepSpeed's script, nor weights, nor beside the
+// shards themselves, in the folder `tag`.
+bool is_of_program(const Neighbour& file, const std::string& tag);
 
 // Adds each as an output, copied byte for byte. Throws IoError for a file that cannot be opened.
 void lay_out_neighbours(InputFiles& inputs, const std::vector<Neighbour>& files, PlanBuilder& plan);

@@ -252,13 +252,7 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
   const CheckpointFacts& facts = checkpoint.facts();
   std::error_code failed;
   if (!facts.from_weights && fs::is_directory(source->path, failed)) {
-    const bool is_others = facts.has_given_states;
-    beside = find_neighbours({.named = source->path,
-                              .tag_folder = is_others ? source->path : checkpoint.tag_folder(),
-                              .tag = report.tag,
-                              .other_roots = checkpoint.other_roots(),
-                              .follow_links = source->options.follow_links},
-                             facts.mesh.dp, report.target.dp);
+    beside = find_neighbours(place_in(source, report.tag), facts.mesh.dp, report.target.dp);
   }
   const size_t left_out = std::erase_if(beside.files, [&](const Neighbour& file) {
     return !config_path.empty() && fs::path(file.destination).begin()->string() == config_path;

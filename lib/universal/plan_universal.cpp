@@ -7,7 +7,6 @@
 
 #include "base/kernels.h"
 #include "base/text.h"
-#include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "dsckpt/universal.h"
 #include "io/far_files.h"
@@ -32,23 +31,16 @@ bool belongs_to_universal(const fs::path& file) {
 // Of a run's files, which stay beside the shards, those that are not where the output is to be.
 void note_files_beside(const Source& source, const fs::path& output, Job::Impl& job) {
   const Checkpoint& checkpoint = *source->checkpoint;
-  const CheckpointFacts& facts = checkpoint.facts();
   std::error_code failed;
-  if (output.empty() || facts.from_weights || !fs::is_directory(source->path, failed)) return;
+  if (output.empty() || checkpoint.facts().from_weights || !fs::is_directory(source->path, failed))
+    return;
   const fs::path named = output.has_filename() ? output : output.parent_path();
   const fs::path above = named.has_parent_path() ? named.parent_path() : fs::path(".");
   if (fs::equivalent(above, source->path, failed)) return;
   const std::string tag = output_tag(checkpoint);
-  const Neighbours beside =
-      find_neighbours({.named = source->path,
-                       .tag_folder = facts.foreign ? source->path : checkpoint.tag_folder(),
-                       .tag = tag});
   std::vector<std::string> missing;
-  for (const Neighbour& file : beside.files) {
-    const bool is_needed = file.destination != kConverterScript &&
-                           !is_weights_name(file.destination) &&
-                           !file.destination.starts_with(tag + "/");
-    if (is_needed && !fs::exists(above / file.destination, failed)) {
+  for (const Neighbour& file : find_neighbours(place_in(source, tag)).files) {
+    if (is_of_program(file, tag) && !fs::exists(above / file.destination, failed)) {
       missing.push_back(printable(file.destination));
     }
   }

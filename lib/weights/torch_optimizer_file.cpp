@@ -16,6 +16,8 @@ namespace {
 using pickle::Document;
 using pickle::Value;
 
+constexpr const char* kWithoutIt = "--states writes what an optimizer keeps of each parameter";
+
 class TorchOptimizerFile {
  public:
   TorchOptimizerFile(const Checkpoint& checkpoint, std::vector<std::string>& notes)
@@ -103,7 +105,7 @@ class TorchOptimizerFile {
   [[noreturn]] static void refuse(const Param& param, const std::string& key, const char* why) {
     throw UnsupportedError({.tensor = param.name},
                            "the optimizer's state '" + printable(key) + "' " + why)
-        .with_hint("--states leaves it out");
+        .with_hint(kWithoutIt);
   }
 
   const Checkpoint& checkpoint_;
@@ -122,20 +124,10 @@ void lay_out_torch_optimizer(PlanBuilder& plan, const Checkpoint& checkpoint,
                      " is weights alone, without an optimizer");
   }
   if (!checkpoint.facts().states_assigned) throw unassigned_states(checkpoint);
-  if (checkpoint.groups().empty()) {
-    throw UnsupportedError(
-        {.file = checkpoint.tag_folder().string()},
-        std::string("does not tell the optimizer's groups") +
-            (checkpoint.facts().model_parallel ? ": the model is split over ranks" : ""));
-  }
+  if (checkpoint.groups().empty()) throw unknown_groups(checkpoint, kWithoutIt);
   TorchOptimizerFile(checkpoint, notes).lay_out(plan);
-  std::string params;
-  for (const ParamGroup& group : checkpoint.groups()) {
-    params += (params.empty() ? "" : ", ") + std::to_string(group.params.size());
-  }
   notes.push_back(std::string(kTorchOptimizerFile) + " is for an optimizer of " +
-                  counted(checkpoint.groups().size(), "group") + " with " + params +
-                  " parameters, in the order of `param_names`");
+                  groups_text(checkpoint.groups()) + ", in the order of `param_names`");
 }
 
 }  // namespace dsckpt
