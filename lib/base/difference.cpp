@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <type_traits>
 
 #include "base/bytes.h"
 #include "base/kernels.h"
@@ -84,27 +85,6 @@ void widen(DType dtype, const std::byte* source, Exact* target, size_t count) {
   to_exact(dtype, source, target, count);
 }
 
-// At most kPiece pairs of one type, in `Wide`, which has all its values.
-template <typename Wide>
-void add_pairs(DType dtype, const std::byte* a, const std::byte* b, size_t count, int64_t first,
-               const std::optional<Tolerance>& tolerance, Difference& result) {
-  const size_t size = size_of(dtype);
-  std::array<Wide, kPiece> wide_a;
-  std::array<Wide, kPiece> wide_b;
-  widen(dtype, a, wide_a.data(), count);
-  widen(dtype, b, wide_b.data(), count);
-  const bool floating = is_floating_point(dtype);
-  for (size_t i = 0; i < count; ++i) {
-    const uint64_t bits_a = bits_at(a + i * size, size);
-    const uint64_t bits_b = bits_at(b + i * size, size);
-    if (bits_a == bits_b) continue;
-    add_pair(wide_a[i], wide_b[i], first + static_cast<int64_t>(i), tolerance, result);
-    if (floating && !std::isnan(wide_a[i]) && !std::isnan(wide_b[i])) {
-      result.max_ulps = std::max(result.max_ulps, ulps_between(dtype, bits_a, bits_b));
-    }
-  }
-}
-
 // In lanes that do not wait for each other.
 void add_sums(const double* a, const double* b, size_t count, Difference& result) {
   constexpr size_t kLanes = 8;
@@ -130,17 +110,38 @@ void add_sums(const double* a, const double* b, size_t count, Difference& result
   result.product += total(sums[3]);
 }
 
+// At most kPiece pairs of one type, in `Wide`, which has all its values.
+template <typename Wide>
+void add_pairs(DType dtype, const std::byte* a, const std::byte* b, size_t count, int64_t first,
+               const std::optional<Tolerance>& tolerance, Difference& result) {
+  const size_t size = size_of(dtype);
+  std::array<Wide, kPiece> wide_a;
+  std::array<Wide, kPiece> wide_b;
+  widen(dtype, a, wide_a.data(), count);
+  widen(dtype, b, wide_b.data(), count);
+  const bool floating = is_floating_point(dtype);
+  if constexpr (std::is_same_v<Wide, double>) {
+    if (floating) add_sums(wide_a.data(), wide_b.data(), count, result);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t bits_a = bits_at(a + i * size, size);
+    const uint64_t bits_b = bits_at(b + i * size, size);
+    if (bits_a == bits_b) continue;
+    add_pair(wide_a[i], wide_b[i], first + static_cast<int64_t>(i), tolerance, result);
+    if (floating && !std::isnan(wide_a[i]) && !std::isnan(wide_b[i])) {
+      result.max_ulps = std::max(result.max_ulps, ulps_between(dtype, bits_a, bits_b));
+    }
+  }
+}
+
 void add_piece(DType dtype, const std::byte* a, const std::byte* b, size_t count, int64_t first,
                const std::optional<Tolerance>& tolerance, Difference& result) {
-  const bool is_same = std::memcmp(a, b, count * size_of(dtype)) == 0;
-  if (is_floating_point(dtype)) {
-    std::array<double, kPiece> wide_a;
-    std::array<double, kPiece> wide_b;
-    to_float64(dtype, a, wide_a.data(), count);
-    if (!is_same) to_float64(dtype, b, wide_b.data(), count);
-    add_sums(wide_a.data(), is_same ? wide_a.data() : wide_b.data(), count, result);
+  if (std::memcmp(a, b, count * size_of(dtype)) == 0) {
+    if (!is_floating_point(dtype)) return;
+    std::array<double, kPiece> wide;
+    to_float64(dtype, a, wide.data(), count);
+    return add_sums(wide.data(), wide.data(), count, result);
   }
-  if (is_same) return;
   const auto add = exceeds_float64(dtype) ? add_pairs<Exact> : add_pairs<double>;
   add(dtype, a, b, count, first, tolerance, result);
 }
