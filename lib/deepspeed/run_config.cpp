@@ -35,11 +35,14 @@ uint64_t aio_threads_of(const Value& config) {
   return 1;
 }
 
+// Of zero_optimization.offload_optimizer or offload_param.
+std::optional<std::string> device_of(const Value& config, const char* offload) {
+  const Value zero = config.find_or_none("zero_optimization");
+  return text_of(zero.find_or_none(offload).find_or_none("device"));
+}
+
 OffloadConfig offload_config(const Value& config) {
-  const Value device = config.find_or_none("zero_optimization")
-                           .find_or_none("offload_optimizer")
-                           .find_or_none("device");
-  return {.nvme = text_of(device) == to_string(OffloadDevice::nvme),
+  return {.nvme = device_of(config, "offload_optimizer") == to_string(OffloadDevice::nvme),
           .master_dtype = master_dtype_of(config),
           .aio_threads = aio_threads_of(config),
           .node_local_storage =
@@ -69,6 +72,8 @@ RunConfig run_config(const Value& model_states, const Value& optim_states) {
   result.round_robin_gradients = zero.find_or_none("round_robin_gradients").is_true();
   result.data_before_expert_parallelism =
       model_states.find_or_none("use_data_before_expert_parallelism").is_true();
+  const auto params = device_of(model_states, "offload_param");
+  result.offloads_params = params && params != to_string(OffloadDevice::none);
   result.optimizer_type = text_of(model_states.find_or_none("optimizer").find_or_none("type"));
   const Value clipping = model_states.find_or_none("gradient_clipping");
   if (clipping.is(Kind::real) || clipping.is(Kind::integer)) {

@@ -35,6 +35,7 @@ struct RunConfig {
   bool round_robin_gradients = false;  // zero_optimization
   // use_data_before_expert_parallelism; nullopt unless `saved`.
   std::optional<bool> data_before_expert_parallelism;
+  bool offloads_params = false;               // zero_optimization.offload_param.device is not none
   std::optional<std::string> optimizer_type;  // optimizer.type
   std::optional<double> gradient_clipping;
   // zero_optimization.zenflow is there: weights and states of some elements run ahead of the rest.

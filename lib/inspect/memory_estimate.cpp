@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "base/bytes.h"
-#include "deepspeed/keys.h"
+#include "deepspeed/run_config.h"
 
 namespace dsckpt {
 namespace {
@@ -52,18 +52,11 @@ std::vector<MemoryEstimate> memory_estimates(int64_t params, int64_t largest_lay
 bool is_of_run(const MemoryEstimate& estimate, const Checkpoint& checkpoint) {
   const CheckpointFacts& facts = checkpoint.facts();
   if (facts.foreign || facts.from_weights || facts.zero_stage != estimate.stage) return false;
-  if (checkpoint.model_files().empty()) return false;
-  const pickle::Value config =
-      checkpoint.model_files().front().archive->root().find_or_none(keys::kDsConfig);
-  if (!config.is_mapping()) return false;
-  const auto is_offloaded = [&](const char* what) {
-    const pickle::Value device =
-        config.find_or_none("zero_optimization").find_or_none(what).find_or_none("device");
-    return device.is(pickle::Kind::string) && device.as_string() != "none";
-  };
-  const std::string offload = !is_offloaded("offload_optimizer") ? "none"
-                              : is_offloaded("offload_param")    ? "optimizer and parameters"
-                                                                 : "optimizer";
+  const RunConfig& config = checkpoint.run_config();
+  if (!config.engine) return false;
+  const std::string offload = config.engine->offload_optimizer == OffloadDevice::none ? "none"
+                              : config.offloads_params ? "optimizer and parameters"
+                                                       : "optimizer";
   return offload == estimate.offload;
 }
 
