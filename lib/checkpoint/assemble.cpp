@@ -27,22 +27,30 @@ struct Parts {
   std::map<uint32_t, StageParts> stages;
 };
 
-// Whether two files have the same universal_checkpoint_info, but for what AutoEP says of the rank
-// itself.
-bool same_rules(const pickle::Value& a, const pickle::Value& b) {
-  if (!a.is_mapping() || !b.is_mapping()) return same_plain_data(a, b);
+// Whether two dicts have the same entries, but for those whose keys `skips` takes. Keys are texts.
+template <typename F>
+bool same_entries(const pickle::Value& a, const pickle::Value& b, const F& skips) {
   int left = kMaxPlainValues;
-  const auto holds = [&](const pickle::Value& rules, const pickle::Value& others) {
-    const auto& items = rules.as_dict().items;
+  const auto holds = [&](const pickle::Value& some, const pickle::Value& others) {
+    const auto& items = some.as_dict().items;
     return std::all_of(items.begin(), items.end(), [&](const auto& item) {
-      if (!item.first.is(pickle::Kind::string)) return true;
-      const std::string_view key = item.first.as_string();
-      if (key == keys::kAutoEpLayers || key == keys::kAutoEpLayersLegacy) return true;
-      const auto other = others.find(key);
+      if (skips(item.first)) return true;
+      if (!item.first.is(pickle::Kind::string)) return false;
+      const auto other = others.find(item.first.as_string());
       return other && same_plain_data(item.second, *other, left);
     });
   };
   return holds(a, b) && holds(b, a);
+}
+
+// Whether two files have the same universal_checkpoint_info, but for what AutoEP says of the rank
+// itself.
+bool same_rules(const pickle::Value& a, const pickle::Value& b) {
+  if (!a.is_mapping() || !b.is_mapping()) return same_plain_data(a, b);
+  return same_entries(a, b, [](const pickle::Value& key) {
+    return !key.is(pickle::Kind::string) || key.as_string() == keys::kAutoEpLayers ||
+           key.as_string() == keys::kAutoEpLayersLegacy;
+  });
 }
 
 // A tensor that no optimizer owns, wherever it is.
@@ -88,21 +96,18 @@ class Assembler {
     if (a.settings.archive == nullptr || b.settings.archive == nullptr) {
       return a.settings.archive == b.settings.archive;
     }
-    if (!a.settings.value.is_mapping() || !b.settings.value.is_mapping()) return false;
-    const auto& items = a.settings.value.as_dict().items;
-    int left = kMaxPlainValues;
-    return items.size() == b.settings.value.as_dict().items.size() &&
-           std::all_of(items.begin(), items.end(), [&](const auto& item) {
-             if (!item.first.is(pickle::Kind::string)) return false;
-             const std::string_view key = item.first.as_string();
-             const auto other = b.settings.value.find(key);
-             return other && (key == "params" || same_plain_data(item.second, *other, left));
-           });
+    const pickle::Value& of_a = a.settings.value;
+    const pickle::Value& of_b = b.settings.value;
+    if (!of_a.is_mapping() || !of_b.is_mapping()) return false;
+    if (of_a.as_dict().items.size() != of_b.as_dict().items.size()) return false;
+    return same_entries(of_a, of_b, [](const pickle::Value& key) {
+      return key.is(pickle::Kind::string) && key.as_string() == "params";
+    });
   }
 
   // Those of all worlds: each has its parameters of every group, experts by the numbers that they
   // have on each rank. None where the worlds have other ones.
-  std::vector<ParamGroup> joined_groups() const {
+  std::vector<ParamGroup> joined_groups() {
     if (draft_.mp_rank || (worlds_.size() == 1 && experts_of_.front().empty())) {
       return std::move(worlds_.front().groups);
     }

@@ -109,7 +109,7 @@ void LiveRun::add_groups(const EngineFacts& engine, const InputFiles& inputs) {
                      std::to_string(engine.groups.size()));
   }
   for (size_t g = 0; g < engine.groups.size(); ++g) {
-    RunGroup group{.settings = group_settings({&*settings_, settings[g]})};
+    RunGroup group{.params = {}, .settings = group_settings({&*settings_, settings[g]})};
     for (const std::string& name : engine.groups[g]) group.params.push_back(owner_of(name));
     facts_.groups.push_back(std::move(group));
   }
