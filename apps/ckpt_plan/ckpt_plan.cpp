@@ -70,14 +70,14 @@ bool is_written(const Steps& steps) {
   }
 }
 
-// Who writes there now; "" if nobody does.
+// The process that writes there now; "" if none does.
 std::string committing(const Steps& steps) {
   if (!steps.folder) return "";
   const SignedBy owner = owner_of(*steps.folder);
   return owner.state == OwnerState::alive ? owner.who : "";
 }
 
-// What is said where nothing is left to be done; throws where nothing ever was.
+// Says that nothing is left to be done; throws where nothing ever was.
 int say_committed(const CLI::App& app, const cli::Common& common, const std::string& type,
                   const Steps& steps, const std::string& path) {
   if (!steps.is_output_there && !is_written(steps)) static_cast<void>(find_planned(path));

@@ -34,7 +34,7 @@ constexpr milliseconds kBetweenLooks{200};
 constexpr int64_t kLongestPlanning = 600;
 constexpr int64_t kLongestWithOutput = 20;
 
-// What is about the process that plans, and not about what is planned.
+// Whether an option is about the process that plans, and not about its plan.
 bool is_of_the_process(const CLI::Option& option) {
   static const std::set<std::string> kNames{"emit-plan", "portions",  "share",       "threads",
                                             "io-class",  "progress",  "group",       "rank-timeout",

@@ -96,7 +96,7 @@ class Table::Fitting {
     fit();
   }
 
-  // What to know before the rows are read, and behind them.
+  // Lines above the rows, and below them.
   std::string front() const { return front_.empty() ? "" : "all names begin with " + front_; }
   const std::vector<std::string>& notes() const { return notes_; }
 

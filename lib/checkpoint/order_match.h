@@ -24,7 +24,8 @@ struct OwnedIndex {
 std::optional<std::vector<std::optional<size_t>>> assign_in_order(
     const std::vector<Shape>& candidates, const std::vector<std::vector<OwnedIndex>>& groups);
 
-// What is known of the order in which an optimizer was given its parameters.
+// The order in which an optimizer was given its parameters, as far as the user or a checkpoint
+// tells it.
 struct KnownOrder {
   std::vector<std::vector<std::string>> groups =
       {};                               // names, by group, of a run with the same ones

@@ -33,7 +33,7 @@ bool is_weights_name(const std::filesystem::path& path);
 // Throws IoError, and CorruptError for what is no index.
 WeightsIndex read_weights_index(const std::filesystem::path& path);
 
-// What beside a folder's weights makes a checkpoint of them.
+// The files that make a checkpoint of the weights beside them.
 enum class Beside : uint8_t {
   shards,     // and `latest`: people keep the model's own files beside a checkpoint
   optimizer,  // an optimizer's file too (StateKind::training), for who wants its states

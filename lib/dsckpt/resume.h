@@ -68,12 +68,12 @@ struct StorageRead {
   std::span<std::byte> out = {};
 };
 
-// What one rank loads: its model-states file, and from stage 1 on its optimizer-states file, as
+// The files that one rank loads: its model states, and from stage 1 on its optimizer states, as
 // plan_reshard() would have them written. Cheap to copy; any thread.
 class DSCKPT_EXPORT ResumePlan {
  public:
   const std::vector<ResumeFile>& files() const;
-  // What a user should know before it is loaded.
+  // Things that a user should know before it is loaded.
   const std::vector<std::string>& notes() const;
   // Whether the trained parameters of 16 bits in the model-states file are the masters, rounded.
   bool weights_are_masters() const;
