@@ -13,7 +13,7 @@ TOOLS = {"zero-to-fp32": "zero_to_fp32", "to-universal": "to_universal", "reshar
 # What a program has written, and test data that is only called .md.
 GENERATED = ("build/", ".venv/", ".cache/", "tests/bench/runs/", "testdata/malicious/zip-behind-a-text.md")
 LINE = 120
-README_LINES = 220
+README_LINES = 250
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # Of other programs than the tools.
 FOREIGN_OPTIONS = {"--prefix", "--quick", "--safe_serialization", "--input_folder", "--output_folder"}
