@@ -59,14 +59,13 @@ def svg(width, height, title, body):
 
 # A terminal.
 
-COLUMNS = 88
 CELL, LINE_HEIGHT, PADDING, TITLE_BAR = 8.4, 19, 16, 34
 
 
-def run_in_terminal(words, folder):
-    """What a command prints to a terminal of COLUMNS columns, as bytes."""
+def run_in_terminal(words, columns, folder):
+    """What a command prints to a terminal, as bytes."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 200, COLUMNS, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 200, columns, 0, 0))
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
     environment = {**kept, "PATH": f"{BIN}:/usr/bin:/bin", "TERM": "xterm-256color", "HOME": str(folder)}
     child = subprocess.Popen(words, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
@@ -86,19 +85,23 @@ def run_in_terminal(words, folder):
     return said
 
 
-def screen_of(commands, folder):
-    """Rows of (text, class, is bold) after these commands; each is cut behind the row that `until` begins."""
+def terminal(title, columns, commands, folder):
+    """After these commands."""
+    return terminal_of(title, columns, screen_of(commands, columns, folder))
+
+
+def screen_of(commands, columns, folder):
+    """Rows of (text, class, is bold)."""
     import pyte
     rows = []
-    for command, until in commands:
+    for command in commands:
         if rows:
             rows.append([])
         rows.append([("$ ", "green", True), (command, "text", True)])
-        screen = pyte.Screen(COLUMNS, 200)
-        pyte.ByteStream(screen).feed(run_in_terminal(command.split(), folder))
-        shown = []
+        screen = pyte.Screen(columns, 200)
+        pyte.ByteStream(screen).feed(run_in_terminal(command.split(), columns, folder))
         for y in range(screen.cursor.y):
-            row, cells = [], [screen.buffer[y][x] for x in range(COLUMNS)]
+            row, cells = [], [screen.buffer[y][x] for x in range(columns)]
             for cell in cells:
                 colour = {"brown": "yellow"}.get(cell.fg, cell.fg)
                 kind = (colour if colour in ("yellow", "red", "green", "blue", "magenta", "cyan") else "text", cell.bold)
@@ -107,20 +110,12 @@ def screen_of(commands, folder):
                 else:
                     row.append((cell.data, *kind))
             row[-1] = (row[-1][0].rstrip(), *row[-1][1:])
-            shown.append(row if any(text for text, *_ in row) else [])
-        if until:
-            last = next(at for at, row in enumerate(shown) if row and row[0][0].startswith(until))
-            shown = shown[:last]
-            while not shown[-1]:
-                shown.pop()
-            rows += [*shown, [("...", "faint", False)]]
-        else:
-            rows += shown
+            rows.append(row if any(text for text, *_ in row) else [])
     return rows
 
 
-def terminal(title, rows):
-    width = round(COLUMNS * CELL + 2 * PADDING)
+def terminal_of(title, columns, rows):
+    width = round(columns * CELL + 2 * PADDING)
     height = TITLE_BAR + len(rows) * LINE_HEIGHT + 2 * PADDING
     body = [f'<rect class="page" width="{width}" height="{height}" rx="8"/>',
             f'<path class="bar" d="M0 {TITLE_BAR}V8a8 8 0 0 1 8-8H{width - 8}a8 8 0 0 1 8 8V{TITLE_BAR}z"/>',
@@ -156,15 +151,14 @@ def simulated(folder):
 
 def draw_run(folder):
     trained(folder)
-    return terminal("a training of three GPUs", screen_of([
-        ("ckpt-inspect verify checkpoint-3", None),
-        ("zero-to-fp32 checkpoint-3 weights --safe-serialization", None),
-        ("reshard checkpoint-3 on-8-gpus --dp 8", None)], folder))
+    return terminal("a training of three GPUs", 120, [
+        "ckpt-inspect verify checkpoint-3", "zero-to-fp32 checkpoint-3 weights --safe-serialization",
+        "reshard checkpoint-3 on-8-gpus --dp 8"], folder)
 
 
 def draw_inspect(folder):
     simulated(folder)
-    return terminal("ckpt-inspect", screen_of([("ckpt-inspect checkpoint-1000", None)], folder))
+    return terminal("Llama, 8 B parameters, eight GPUs", 88, ["ckpt-inspect checkpoint-1000"], folder)
 
 
 # Bars.
