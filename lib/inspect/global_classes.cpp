@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "inspect/words.h"
+#include "inspect/written_calls.h"
 #include "pickle/nodes.h"
 
 namespace dsckpt {

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "inspect/written_calls.h"
+#include "inspect/pickle_judge.h"
 #include "pickle/trace.h"
 
 namespace dsckpt {

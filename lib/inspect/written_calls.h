@@ -5,61 +5,59 @@
 // is looked for that does harm: what nobody writes is not harmless.
 #pragma once
 
-#include <cstdint>
-#include <string>
 #include <string_view>
-#include <vector>
 
-#include "base/bytes.h"
 #include "pickle/trace.h"
 
 namespace dsckpt {
+
+// A row says of some names how they are used; what they are called or made with; and what state the
+// result is given. Arguments and states are patterns, with | between those that writers have:
+//
+//   i  an integer          x  a text            I  a shape: a tuple of sizes, or a torch.Size
+//   r  a float             B  bytes             J  the tuple of sizes that torch.Size is made of
+//   b  a truth value       e  "latin1"          0  False             1  True
+//   L  a list              M  a dict            w  anything but a name
+//   q  a fraction's text   v  anything          s  a storage
+//   n  a number, text, bytes, None, or a result that is as plain
+//   F  a default factory   T  a class of tensors; both may be unknown ones
+//   A  attributes: a dict of names that are not Python's own (__setstate__)
+//   S  attributes, or a pair of them and of those in slots
+//   C  a random generator's numbers: a dict of texts, numbers, arrays and such dicts
+//   K  what numpy calls an element type: "f8"
+//   N  numpy.ndarray       Z  (0,)              Y  b"b"
+//   #  the state of a dtype                     @  the state of an array
+//
+// other letters stand for what a row says that its name `is`, or that calling it `gives`;
+// parentheses for a tuple of just these; ? before an argument that may be left out, with all behind
+// it; * behind the last one, for any number of them.
+struct WrittenCall {
+  // Only taken where anything is.
+  static constexpr char kNothingElse = 0;
+
+  std::string_view module;
+  std::string_view names;
+  unsigned uses;
+  // What a name is, and what calling it gives: the letter that patterns have for it.
+  char is = kNothingElse;
+  char gives = kNothingElse;
+  std::string_view arguments = "";
+  std::string_view state = "";
+};
+
+// The row of a name, as Python 3 calls it; null if no writer has it.
+const WrittenCall* written_call(std::string_view module, std::string_view name);
 
 // Of a name in the table: how it may be used, flags of pickle::Use. 0 for names that are not there.
 // Names of Python 2 count as what Python 3 makes of them (_compat_pickle.py).
 unsigned written_uses(std::string_view module, std::string_view name);
 
+// True for a class of the table that is inside of another.
+bool is_inner_class_of(std::string_view module, std::string_view owner, std::string_view name);
+
 // True for what picklers take by getattr: a member of an enum whose class is in the table, as
 // Python 3.11.0 to 3.11.3 do, and a class of the table that is inside of another, as protocols 2
 // and 3 do.
 bool is_written_attribute(const pickle::NamedGlobal::Attribute& attribute);
-
-// Whose pickle it is: torch's name storages by persistent ids.
-enum class PickleOf : uint8_t { anybody, torch };
-
-struct JudgedGlobal {
-  pickle::NamedGlobal named;
-  // What of its uses no writer does, with the offset; "" if there is nothing. Only names of the
-  // table have one, and states that nobody writes.
-  std::string problem;
-};
-
-// A storage of torch, by what a pickle says of it.
-struct ClaimedStorage {
-  std::string key;
-  uint64_t bytes = 0;
-  uint64_t item = 1;  // bytes of an element
-  uint64_t offset = 0;
-};
-
-// Bytes that begin like a pickle or a zip.
-struct InnerBytes {
-  std::string bytes;
-  uint64_t offset = 0;
-};
-
-struct Judgement {
-  uint64_t end = 0;  // after STOP
-  std::vector<JudgedGlobal> globals;
-  std::vector<std::string> problems;     // of no global
-  std::vector<ClaimedStorage> storages;  // each key once
-  std::vector<InnerBytes> inner;
-  std::vector<std::string> keys;  // if the pickle is a list of texts: the storages of a legacy file
-};
-
-// Parses the pickle at the start of `bytes` and judges what it does. `file_size`: of the file that
-// it lies in, which bounds what it may allocate; offsets are counted from `base`. Throws
-// CorruptError for what Document::parse refuses. Time is linear in the length.
-Judgement judge(ByteSpan bytes, PickleOf whose, uint64_t file_size, uint64_t base);
 
 }  // namespace dsckpt

@@ -7,7 +7,7 @@
 
 #include "dsckpt/error.h"
 #include "inspect/global_classes.h"
-#include "inspect/written_calls.h"
+#include "inspect/pickle_judge.h"
 #include "pickle/pickle.h"
 #include "pickle/trace.h"
 
