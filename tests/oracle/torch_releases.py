@@ -240,7 +240,8 @@ def write_with(release, folder):
     environment = folder / "environment"
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-cache-dir", "numpy<2" if release < "2.4" else "numpy",
+    is_old = [int(number) for number in release.split(".")[:2]] < [2, 4]
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-cache-dir", "numpy<2" if is_old else "numpy",
                     "setuptools", f"torch=={release}"], check=True)
     (folder / "files").mkdir()
     subprocess.run([python, __file__, "--write", folder / "files"], check=True)
