@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -65,12 +66,14 @@ using ExpertNames = KeyedMap<std::string, std::vector<std::string>>;
 
 class Assembler {
  public:
+  // `is_alone`: of a world of several, which is left as it is.
   Assembler(CheckpointDraft& draft, std::vector<World>& worlds,
-            const std::vector<PipelineLayer>& layers)
+            const std::vector<PipelineLayer>& layers, bool is_alone)
       : draft_(draft),
         worlds_(worlds),
         layers_(layers),
-        mesh_(draft.mp_rank ? Mesh{} : draft.facts.mesh),
+        is_alone_(is_alone),
+        mesh_(is_alone ? Mesh{} : draft.facts.mesh),
         info_(read_info()),
         experts_(*worlds.front().model) {}
 
@@ -108,7 +111,7 @@ class Assembler {
   // Those of all worlds: each has its parameters of every group, experts by the numbers that they
   // have on each rank. None where the worlds have other ones.
   std::vector<ParamGroup> joined_groups() {
-    if (draft_.mp_rank || (worlds_.size() == 1 && experts_of_.front().empty())) {
+    if (is_alone_ || (worlds_.size() == 1 && experts_of_.front().empty())) {
       return std::move(worlds_.front().groups);
     }
     std::vector<ParamGroup> joined;
@@ -140,7 +143,7 @@ class Assembler {
   // The rules matter where slices are merged, and to whoever writes a universal checkpoint. Plain
   // stage 3 has none.
   UniversalInfo read_info() const {
-    if (draft_.mp_rank) return UniversalInfo();  // slices stay slices
+    if (is_alone_) return UniversalInfo();  // slices stay slices
     const ModelStates& model = *worlds_.front().model;
     const bool sliced = mesh_.tp > 1;
     const bool wanted =
@@ -526,6 +529,7 @@ class Assembler {
   CheckpointDraft& draft_;
   std::vector<World>& worlds_;
   const std::vector<PipelineLayer> layers_;
+  bool is_alone_;
   Mesh mesh_;
   UniversalInfo info_;
   Experts experts_;
@@ -552,7 +556,23 @@ std::vector<std::string> names_in(const std::vector<World>& worlds) {
 
 void assemble(CheckpointDraft& draft, std::vector<World>& worlds,
               const std::vector<PipelineLayer>& layers) {
-  Assembler(draft, worlds, layers).run();
+  Assembler(draft, worlds, layers, false).run();
+}
+
+void assemble_alone(CheckpointDraft& draft, World world) {
+  std::vector<World> worlds;
+  worlds.push_back(std::move(world));
+  Assembler(draft, worlds, {}, true).run();
+}
+
+void keep_worlds(CheckpointDraft& draft, std::deque<ModelStates>& models,
+                 const std::vector<World>& worlds) {
+  const bool has_experts = std::any_of(worlds.begin(), worlds.end(), [](const World& world) {
+    return std::any_of(world.owned.begin(), world.owned.end(),
+                       [](const OwnedParam& param) { return param.ep_size > 1; });
+  });
+  if (worlds.size() == 1 && !has_experts && !draft.folder.has_split_files()) return;
+  draft.worlds = std::make_shared<const Worlds>(Worlds{std::move(models), worlds});
 }
 
 }  // namespace dsckpt

@@ -19,6 +19,10 @@ namespace dsckpt {
 void assemble(CheckpointDraft& draft, std::vector<World>& worlds,
               const std::vector<PipelineLayer>& layers = {});
 
+// The same of one world alone: its slices of the parameters as they are, with all experts, and its
+// groups, which have experts by their names on their own rank.
+void assemble_alone(CheckpointDraft& draft, World world);
+
 // The names of all parameters and buffers that the files of `worlds` list, in their order, experts
 // left out: what open_pipeline_layers() wants.
 std::vector<std::string> names_in(const std::vector<World>& worlds);

@@ -179,10 +179,6 @@ struct OpenOptions {
   // Go on without the files of ranks that are missing or cannot be read: parameters that have
   // elements there are not among params(), but incomplete().
   bool allow_missing = false;
-  // Only the world of this mp rank, as a checkpoint of its own: its slices of the parameters, with
-  // all experts, and its files. The whole grid is still checked by file names. Of the layouts of
-  // ZeRO stages 1 to 3.
-  std::optional<uint32_t> mp_rank = {};
 };
 
 // A rank's file that is missing or cannot be read.
@@ -312,6 +308,12 @@ class Checkpoint {
   // masters only; UnsupportedError for other floating types than float32, bfloat16 and float16.
   static Checkpoint average(InputFiles& inputs, std::vector<AveragedCheckpoint> parts);
 
+  // The world of one mp rank as a checkpoint of its own: its slices of the parameters, with all
+  // experts, and its files. It borrows this one, of a model that is split over ranks or files
+  // (CheckpointFacts::model_parallel). Throws UnsupportedError for one that is not of ZeRO, whose
+  // ranks are not read one by one.
+  Checkpoint world(uint32_t mp_rank) const;
+
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
   ~Checkpoint();
@@ -336,8 +338,8 @@ class Checkpoint {
   const Param* find(std::string_view name) const;
   // The optimizer's parameter groups, which have every trainable parameter once. Only with
   // OpenOptions::optimizer_states; empty if the files do not tell, or where the ranks of a model
-  // that is split have other groups. Those of a world, OpenOptions::mp_rank, have experts by their
-  // names on their own rank.
+  // that is split have other groups. Those of world() have experts by their names on their own
+  // rank.
   const std::vector<ParamGroup>& groups() const;
   // What the optimizer's wrapper saved beside its tensors, a dict: optimizer_state_dict of the
   // first optimizer-states file, at stage 0 `optimizer`, of a universal checkpoint the whole of

@@ -19,6 +19,8 @@
 
 namespace dsckpt {
 
+struct Worlds;
+
 // A checkpoint in the making. Readers open shards through it and fill in params and facts.
 struct CheckpointDraft {
   InputFiles& inputs;
@@ -34,8 +36,8 @@ struct CheckpointDraft {
   std::vector<LostFile> lost_files = {};
   std::vector<FileId> lost_ids = {};  // the ids of their stand-ins, likewise
   std::vector<IncompleteParam> incomplete = {};
-  std::optional<uint32_t> mp_rank = {};  // the only world that is asked for
-  uint32_t mp_ranks = 1;                 // worlds that there are, as open_optim_shards found
+  uint32_t mp_ranks = 1;                      // worlds that there are, as open_optim_shards found
+  std::shared_ptr<const Worlds> worlds = {};  // of a model that is split (zero_world.h)
   std::vector<Param> params = {};
   std::vector<ParamGroup> groups = {};
   ShardValue wrapper_state = {};

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/keyed_hash.h"
+#include "checkpoint/assemble.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/find/tag_folder.h"
 #include "checkpoint/hub_weights.h"
@@ -23,26 +24,22 @@ namespace {
 constexpr std::array<const Layout*, 7> kLayouts{&kDcp,   &kRankFiles, &kTraining, &kUniversal,
                                                 &kZero3, &kZero12,    &kZero0};
 
-// Layers and experts with files of their own.
-bool has_split_files(const TagFolder& folder) {
-  return folder.has(ShardName::Kind::layer) || folder.has(ShardName::Kind::expert) ||
-         folder.has(ShardName::Kind::expert_optim);
-}
-
-std::vector<CheckpointFile> files_of(const std::vector<Shard>& shards) {
+// `mp_rank`: only those of that world.
+std::vector<CheckpointFile> files_of(const std::vector<Shard>& shards,
+                                     std::optional<uint32_t> mp_rank = {}) {
   std::vector<CheckpointFile> files;
   for (const Shard& shard : shards) {
-    if (!shard.lost) files.push_back({shard.path, &shard.archive});
+    if (shard.lost || (mp_rank && shard.name.mp_rank != *mp_rank)) continue;
+    files.push_back({shard.path, &shard.archive});
   }
   return files;
 }
 
-// What the first model-states file says of the save.
-void find_save(CheckpointDraft& draft) {
-  if (draft.model_shards.empty()) return;
-  const Fields model(draft.model_shards.front(), draft.model_shards.front().archive.root());
-  draft.facts.ds_version = model.text(keys::kDsVersion);
-  draft.facts.global_steps = model.integer_if_any(keys::kGlobalSteps);
+// What a model-states file says of the save.
+void find_save(const Shard& shard, CheckpointFacts& facts) {
+  const Fields model(shard, shard.archive.root());
+  facts.ds_version = model.text(keys::kDsVersion);
+  facts.global_steps = model.integer_if_any(keys::kGlobalSteps);
 }
 
 // A file of another save among them would not have the others' states back.
@@ -249,7 +246,6 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
   draft.tp_rules = options.tp_rules;
   draft.slices_apart = options.slices_apart;
   draft.allow_missing = options.allow_missing;
-  draft.mp_rank = options.mp_rank;
   draft.model = options.model;
   draft.order = options.order;
   for (const Layout* layout : layouts) {
@@ -260,11 +256,11 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
     drop_incomplete(draft);
     drop_base_weight_shards(draft);
     if (draft.facts.layout.empty()) draft.facts.layout = layout->name;
-    find_save(draft);
+    if (!draft.model_shards.empty()) find_save(draft.model_shards.front(), draft.facts);
     find_stripped(draft);
     const Mesh& mesh = draft.facts.mesh;
     draft.facts.model_parallel = draft.facts.model_parallel || mesh.pp > 1 || mesh.tp > 1 ||
-                                 mesh.ep > 1 || has_split_files(draft.folder);
+                                 mesh.ep > 1 || draft.folder.has_split_files();
     impl->model_files = files_of(draft.model_shards);
     impl->optim_files = files_of(draft.optim_shards);
     impl->module_files = files_of(draft.module_shards);
@@ -399,6 +395,37 @@ Checkpoint Checkpoint::average(InputFiles& inputs, std::vector<AveragedCheckpoin
     const std::vector<CheckpointFile> files = part.checkpoint->files();
     impl->model_files.insert(impl->model_files.end(), files.begin(), files.end());
   }
+  impl->index_params();
+  return Checkpoint(std::move(impl));
+}
+
+Checkpoint Checkpoint::world(uint32_t mp_rank) const {
+  const CheckpointDraft& whole = impl_->draft;
+  if (!whole.worlds) {
+    throw UnsupportedError({.file = whole.folder.path.string()},
+                           "is not of ZeRO: its pipeline stages and tensor-parallel ranks are not "
+                           "read one by one");
+  }
+  const World& world = whole.worlds->all.at(mp_rank);
+  auto impl = std::make_unique<Impl>(whole.inputs);
+  CheckpointDraft& draft = impl->draft;
+  draft.folder = whole.folder;
+  draft.facts = world.facts;
+  draft.facts.layout = whole.facts.layout;
+  draft.facts.model_parallel = whole.facts.model_parallel;
+  draft.facts.stripped = whole.facts.stripped;
+  draft.facts.states_assigned = whole.facts.states_assigned;
+  draft.run_config = whole.run_config;
+  draft.optimizer_states = whole.optimizer_states;
+  draft.wrapper_state = world.wrapper_state;
+  draft.lost_files = whole.lost_files;
+  draft.lost_ids = whole.lost_ids;
+  assemble_alone(draft, world);
+  drop_incomplete(draft);
+  drop_base_weight_shards(draft);
+  find_save(world.model->shard(), draft.facts);
+  impl->model_files = files_of(whole.model_shards, mp_rank);
+  impl->optim_files = files_of(whole.optim_shards, mp_rank);
   impl->index_params();
   return Checkpoint(std::move(impl));
 }

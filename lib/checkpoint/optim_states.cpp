@@ -116,14 +116,6 @@ uint32_t mp_world_size(const CheckpointDraft& draft, const Shard& model) {
   return largest + 1;
 }
 
-// Those of the world that is asked for, or all.
-std::vector<ShardFile> wanted(const CheckpointDraft& draft, std::vector<ShardFile> files) {
-  std::erase_if(files, [&](const ShardFile& file) {
-    return draft.mp_rank && file.name.mp_rank != *draft.mp_rank;
-  });
-  return files;
-}
-
 uint32_t degree_of(const Shard& shard) {
   const Fields fields = optimizer_state(shard);
   const std::vector<int64_t> counts = partition_counts(fields);
@@ -240,6 +232,10 @@ Fields optimizer_state(const Shard& optim) {
   return Fields(optim, optim.archive.root()).in(keys::kOptimizerStateDict);
 }
 
+ShardValue wrapper_state(const Shard& optim) {
+  return {&optim.archive, optim.archive.root().at(keys::kOptimizerStateDict)};
+}
+
 TensorSource flat_masters(const Shard& optim, const Value& tensor) {
   TensorSource masters = optim.archive.tensor(tensor).flatten();
   check_master_type(masters.dtype());
@@ -293,7 +289,7 @@ void open_optim_shards(CheckpointDraft& draft) {
   if (!models.empty()) mp = mp_world_size(draft, open_one(draft, models));
   draft.mp_ranks = mp;
   draft.optim_shards =
-      open_all(draft, wanted(draft, files), check_ranks(files, files.front().name, mp, dp, draft));
+      open_all(draft, files, check_ranks(files, files.front().name, mp, dp, draft));
   for (const Shard& shard : draft.optim_shards) {
     if (degree_of(shard) == dp) continue;
     throw InconsistentError(shard.where(keys::kPartitionCount),
@@ -314,7 +310,7 @@ void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind) {
     mp = mp_world_size(draft, open_one(draft, files));
   }
   draft.model_shards =
-      open_all(draft, wanted(draft, files), check_ranks(files, {.kind = kind}, mp, dp, draft));
+      open_all(draft, files, check_ranks(files, {.kind = kind}, mp, dp, draft));
   find_degrees(draft, mp);
   const auto saved_config = [](const std::vector<Shard>& shards) {
     return shards.empty() ? Value() : shards.front().archive.root().find_or_none(keys::kDsConfig);

@@ -13,6 +13,9 @@ namespace dsckpt {
 // optimizer_state_dict of an optimizer-states file.
 Fields optimizer_state(const Shard& optim);
 
+// The same, as Checkpoint::wrapper_state().
+ShardValue wrapper_state(const Shard& optim);
+
 // A rank's masters: a tensor of fp32, or of 16 bit where the run kept its masters so
 // (bf16_master_weights_and_grads). Throws UnsupportedError for other types.
 TensorSource flat_masters(const Shard& optim, const pickle::Value& tensor);

@@ -292,10 +292,6 @@ UnsupportedError unnamed_states(const fs::path& folder) {
 }
 
 void refuse_foreign_options(const CheckpointDraft& draft, const std::string& what) {
-  if (draft.mp_rank) {
-    throw UnsupportedError({.file = draft.folder.path.string()},
-                           "is " + what + ": it has no ranks to read one by one");
-  }
   if (!draft.tp_rules.empty()) {
     throw UsageError("--tp-rule is for slices that no file tells how to put together; this is " +
                      what + ", which says where its parts belong");

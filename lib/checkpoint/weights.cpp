@@ -401,8 +401,8 @@ bool is_rank_file(const fs::path& path) {
 }  // namespace
 
 bool holds_only_weights(const fs::path& path, const std::string& tag, Beside beside) {
-  return tag.empty() && !is_latest(path) && Weights::probe(path) && !is_stored(path / "latest") &&
-         !is_stored(path / "latest_universal") && !has_state(path, beside);
+  return tag.empty() && !is_latest(path) && !is_stored(path / "latest") &&
+         !is_stored(path / "latest_universal") && Weights::probe(path) && !has_state(path, beside);
 }
 
 bool is_weights_input(const fs::path& path, const std::string& tag, Beside beside) {

@@ -396,11 +396,6 @@ bool probe_zero0(CheckpointDraft& draft) {
 }
 
 void read_zero0(CheckpointDraft& draft) {
-  if (draft.mp_rank) {
-    throw UnsupportedError({.file = draft.folder.path.string()},
-                           "is not of ZeRO: its pipeline stages and tensor-parallel ranks are not "
-                           "read one by one");
-  }
   open_model_shards(draft, ShardName::Kind::model_states);
   const Shard& shard = draft.model_shards.front();
   const Fields fields(shard, shard.archive.root());

@@ -3,6 +3,7 @@
 // zero_to_fp32.py _zero2_merge_trainable_params.
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <string>
 #include <unordered_map>
@@ -604,6 +605,17 @@ std::vector<uint64_t> group_numels(const std::vector<const Shard*>& optim) {
   return numels;
 }
 
+// What a world's first file says of the optimizer's wrapper.
+void take_wrapper(const Shard& optim, CheckpointFacts& facts) {
+  const Fields state = optimizer_state(optim);
+  facts.zero_stage = zero_stage_of(state);
+  facts.optimizer_wrapper =
+      keeps_padding(state) ? EngineWrapper::bf16_optimizer : EngineWrapper::zero12;
+  facts.elastic = state.has(keys::kBaseOptimizerState) &&
+                  state[keys::kBaseOptimizerState].is(pickle::Kind::list);
+  facts.parameter_alignment = is_aligned(state);
+}
+
 bool probe_zero12(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::optim_states);
 }
@@ -617,15 +629,12 @@ void read_zero12(CheckpointDraft& draft) {
                                 first.display + " is of stage 3");
   }
   open_model_shards(draft, ShardName::Kind::model_states);
-  draft.facts.zero_stage = zero_stage_of(first);
-  draft.facts.optimizer_wrapper =
-      keeps_padding(optimizer_state(first)) ? EngineWrapper::bf16_optimizer : EngineWrapper::zero12;
+  take_wrapper(first, draft.facts);
 
   look_up_tensors(draft, keys::kSingleFp32Partition, keys::kBaseOptimizerState,
                   draft.optimizer_states);
   check_steps(draft, keys::kBaseOptimizerState);
-  std::vector<ModelStates> models;
-  models.reserve(draft.model_shards.size());
+  std::deque<ModelStates> models;
   for (const Shard& shard : draft.model_shards) {
     models.emplace_back(shard);
     const auto optim = optim_shards_of(draft, shard.name.mp_rank);
@@ -640,23 +649,22 @@ void read_zero12(CheckpointDraft& draft) {
   check_expert_files(draft);
   std::vector<World> worlds;
   for (const ModelStates& model : models) {
-    const Zero12WorldReader reader(model, optim_shards_of(draft, model.shard().name.mp_rank),
-                                   draft.run_config, draft.optimizer_states);
-    FlatWorld world = reader.read();
-    worlds.push_back({&model, std::move(world.owned), whole_frozen(model)});
-    draft.facts.round_robin = draft.facts.round_robin || world.round_robin;
-    if (draft.optimizer_states) worlds.back().groups = reader.groups(world.round_robin);
+    const std::vector<const Shard*> optim = optim_shards_of(draft, model.shard().name.mp_rank);
+    const Zero12WorldReader reader(model, optim, draft.run_config, draft.optimizer_states);
+    FlatWorld read = reader.read();
+    World& world = worlds.emplace_back(World{&model, std::move(read.owned), whole_frozen(model)});
+    if (draft.optimizer_states) world.groups = reader.groups(read.round_robin);
+    world.facts = draft.facts;
+    take_wrapper(*optim.front(), world.facts);
+    world.facts.round_robin = read.round_robin;
+    world.wrapper_state = wrapper_state(*optim.front());
   }
-  const Fields state = optimizer_state(first);
-  draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
-  draft.facts.elastic = state.has(keys::kBaseOptimizerState) &&
-                        state[keys::kBaseOptimizerState].is(pickle::Kind::list);
-  draft.facts.parameter_alignment = is_aligned(state);
-  // The layers are of all worlds.
-  std::vector<PipelineLayer> layers;
-  if (!draft.mp_rank) layers = open_pipeline_layers(draft, names_in(worlds));
-  assemble(draft, worlds, layers);
-  for (const ModelStates& model : models) model.note_not_tensors(draft);
+  draft.wrapper_state = wrapper_state(first);
+  draft.facts.round_robin = std::any_of(worlds.begin(), worlds.end(),
+                                        [](const World& world) { return world.facts.round_robin; });
+  keep_worlds(draft, models, worlds);
+  assemble(draft, worlds, open_pipeline_layers(draft, names_in(worlds)));
+  for (const World& world : worlds) world.model->note_not_tensors(draft);
 }
 
 }  // namespace

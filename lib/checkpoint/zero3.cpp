@@ -509,17 +509,21 @@ void read_zero3(CheckpointDraft& draft) {
     // Buffers are whole in every rank's file.
     const auto readable = std::find_if(ranks.begin(), ranks.end(),
                                        [](const RankModel& model) { return !model.shard->lost; });
-    worlds.push_back({readable->states, reader.read(), cut_frozen(ranks)});
-    if (!draft.optimizer_states) continue;
+    World& world = worlds.emplace_back(World{readable->states, reader.read(), cut_frozen(ranks)});
     const Shard& of_world = *optim.front();
-    worlds.back().groups = sub_group_param_groups(*ranks.front().states, optimizer_state(of_world));
-    find_expert_groups(worlds.back().groups, shares_of(of_world), dp);
+    world.facts = draft.facts;
+    world.wrapper_state = wrapper_state(of_world);
+    if (!draft.optimizer_states) continue;
+    world.groups = sub_group_param_groups(*ranks.front().states, optimizer_state(of_world));
+    find_expert_groups(world.groups, shares_of(of_world), dp);
   }
-  draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
-  if (!draft.mp_rank) note_unreferenced(draft);
+  draft.wrapper_state = wrapper_state(first);
+  note_unreferenced(draft);
+  const ModelStates& first_states = *models.front().states;
+  keep_worlds(draft, all.distinct(), worlds);
   assemble(draft, worlds);
   find_valueless(worlds.front(), draft);
-  models.front().states->note_not_tensors(draft);
+  first_states.note_not_tensors(draft);
 }
 
 }  // namespace

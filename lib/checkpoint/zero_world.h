@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,7 +43,21 @@ struct World {
   // The optimizer's, with the names of `owned`; empty where the files do not tell. Only with
   // OpenOptions::optimizer_states.
   std::vector<ParamGroup> groups = {};
+  // What its own files say, as Checkpoint::facts() and wrapper_state(). Only of native shards.
+  CheckpointFacts facts = {};
+  ShardValue wrapper_state = {};
 };
+
+// The worlds of a model that is split, by mp rank, with what they borrow.
+struct Worlds {
+  std::deque<ModelStates> models;
+  std::vector<World> all;
+};
+
+// Keeps a copy of `worlds` for Checkpoint::world(), and with it `models`, which they borrow, if the
+// model is split over ranks or files. Does nothing if it is not.
+void keep_worlds(CheckpointDraft& draft, std::deque<ModelStates>& models,
+                 const std::vector<World>& worlds);
 
 // What a rank of stage 3 has of each sub-group, one of `ranks`.
 std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard& optim,

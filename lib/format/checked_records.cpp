@@ -142,6 +142,17 @@ std::vector<InputRecord> records_in(const InputFiles& inputs,
   return records;
 }
 
+// What lies around the records is compared when the plan runs: a checkpoint can have a million of
+// them, most of them empty.
+void put_records(PlanBuilder& plan, OutputId out, FileId file, uint64_t size,
+                 std::vector<Extent> records) {
+  std::sort(records.begin(), records.end(),
+            [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
+  std::vector<TypedExtent> parts;
+  for (const Extent& record : records) parts.push_back({record, DType::uint8});
+  put_file(plan, out, file, size, parts);
+}
+
 }  // namespace
 
 std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs,
@@ -165,19 +176,18 @@ std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileI
 }
 
 void put_file(PlanBuilder& plan, OutputId out, const InputFiles& inputs, FileId file) {
-  // What lies around the records is compared when the plan runs: a checkpoint can have a million of
-  // them, most of them empty.
-  std::vector<TypedExtent> records;
+  std::vector<Extent> records;
   const std::optional<ZipReader> zip = open_zip(inputs[file], file);
   if (zip && zip->has_checksums()) {
     for (const ZipEntry& entry : zip->entries()) {
-      if (entry.size > 0) records.push_back({zip->data(entry), DType::uint8});
+      if (entry.size > 0) records.push_back(zip->data(entry));
     }
   }
-  std::sort(records.begin(), records.end(), [](const TypedExtent& a, const TypedExtent& b) {
-    return a.extent.offset < b.extent.offset;
-  });
-  put_file(plan, out, file, inputs[file].size(), records);
+  put_records(plan, out, file, inputs[file].size(), std::move(records));
+}
+
+void put_file(PlanBuilder& plan, OutputId out, const TorchArchive& archive, uint64_t size) {
+  put_records(plan, out, archive.file(), size, archive.checked_records());
 }
 
 }  // namespace dsckpt

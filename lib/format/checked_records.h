@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "format/torch_archive.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 
@@ -31,5 +32,7 @@ std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileI
 
 // The whole of a file as the content of `out`, in pieces that end where records do.
 void put_file(PlanBuilder& plan, OutputId out, const InputFiles& inputs, FileId file);
+// The same of a file of `size` bytes that is open.
+void put_file(PlanBuilder& plan, OutputId out, const TorchArchive& archive, uint64_t size);
 
 }  // namespace dsckpt

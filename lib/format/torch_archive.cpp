@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <utility>
 
@@ -187,6 +188,8 @@ struct TorchArchive::Impl {
   mutable std::vector<uint64_t> found;
   mutable std::vector<bool> is_checked;  // by the number of the record; empty if none is
   mutable std::vector<Place> places;     // by offset; empty until they are asked for
+  // The numbers that scalar() has read, by where they lie: many parameters share one step.
+  mutable std::map<std::pair<uint64_t, DType>, double> scalars;
 
   std::string member(const std::string& key) const {
     return zip ? prefix + "/data/" + key : "storage " + key;
@@ -292,6 +295,9 @@ struct TorchArchive::Impl {
   }
 
   Extent record_extent(const ZipEntry& entry) const {
+    // Files of stage 3 have an empty storage for every parameter: reading where they lie would be
+    // most of the work.
+    if (entry.size == 0) return {part.file, 0, 0};
     const auto index = static_cast<size_t>(&entry - zip->entries().data());
     {
       const std::lock_guard lock(mutex);
@@ -367,8 +373,6 @@ struct TorchArchive::Impl {
 
   // The tensor's own bytes.
   Extent extent(const Checked& tensor) const {
-    // Files of stage 3 have an empty tensor for every parameter: reading where they lie would be
-    // most of the work.
     if (tensor.size == 0) return {part.file, 0, 0};
     const Extent storage = storage_extent(tensor.info.storage_key, tensor.entry);
     return {storage.file, storage.offset + tensor.begin, tensor.size};
@@ -561,6 +565,15 @@ std::vector<Extent> TorchArchive::storages() const {
   return found;
 }
 
+std::vector<Extent> TorchArchive::checked_records() const {
+  std::vector<Extent> found;
+  if (!impl_->zip || !impl_->zip->has_checksums()) return found;
+  for (const ZipEntry& entry : impl_->zip->entries()) {
+    if (entry.size > 0) found.push_back(impl_->record_extent(entry));
+  }
+  return found;
+}
+
 std::optional<double> TorchArchive::scalar(const Value& value) const {
   switch (value.kind()) {
     case Kind::boolean:
@@ -578,10 +591,19 @@ std::optional<double> TorchArchive::scalar(const Value& value) const {
     const Extent extent = impl_->extent(tensor);
     const DType dtype = tensor.info.dtype;
     if (real_part(dtype) != dtype) return std::nullopt;
+    const std::pair place(extent.offset, dtype);
+    {
+      const std::lock_guard lock(impl_->mutex);
+      if (const auto known = impl_->scalars.find(place); known != impl_->scalars.end()) {
+        return known->second;
+      }
+    }
     if (tensor.entry != nullptr) impl_->check_record(*tensor.entry);
     const std::vector<std::byte> bytes = impl_->file->read(extent.offset, extent.size);
     double number = 0;
     to_float64(dtype, bytes.data(), &number, 1);
+    const std::lock_guard lock(impl_->mutex);
+    impl_->scalars.emplace(place, number);
     return number;
   });
 }

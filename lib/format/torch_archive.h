@@ -110,6 +110,8 @@ class TorchArchive {
   std::optional<Extent> bytes_of_storage(const pickle::Value& value) const;
   // All storages of the file that have any bytes, also those that no tensor is a view of.
   std::vector<Extent> storages() const;
+  // Of a zip with checksums, the data of every record that has any bytes. None of others.
+  std::vector<Extent> checked_records() const;
   // A tensor of this archive with a single element, read now: a step count, say. As double.
   // Plain numbers are returned as they are. nullopt for anything else. The whole record is read for
   // its CRC32, once: throws CorruptError if that is wrong.

@@ -1,6 +1,7 @@
 #include "io/input_file.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "base/text.h"
 #include "dsckpt/error.h"
@@ -88,9 +89,18 @@ std::vector<std::byte> InputFile::read(uint64_t offset, uint64_t size) const {
                        counted(size, "byte") + " at once, of a file that takes " +
                            std::to_string(stored_size()) + " on the disk: refused");
   }
+  if (!kept_.empty()) {
+    const auto begin = kept_.begin() + static_cast<std::ptrdiff_t>(offset);
+    return {begin, begin + static_cast<std::ptrdiff_t>(size)};
+  }
   std::vector<std::byte> out(static_cast<size_t>(size));
   read_at(offset, out);
   return out;
+}
+
+void InputFile::keep_small() {
+  constexpr uint64_t kMost = 64 << 10;
+  if (size() <= kMost && kept_.empty()) kept_ = read(0, size());
 }
 
 FileId InputFiles::add(const fs::path& path, const fs::path& root) {
@@ -102,6 +112,12 @@ FileId InputFiles::add(const fs::path& path, const fs::path& root) {
   }
   const FileId id = add_again(path, std::move(display));
   ids_.emplace(path.native(), id);
+  return id;
+}
+
+FileId InputFiles::add_kept(const fs::path& path, const fs::path& root) {
+  const FileId id = add(path, root);
+  files_[id]->keep_small();
   return id;
 }
 

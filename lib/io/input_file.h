@@ -75,6 +75,8 @@ class InputFile {
   // file, or more than kMostAtOnce and kMostExpansion times what the file takes on the disk (a
   // bomb), before anything is allocated.
   std::vector<std::byte> read(uint64_t offset, uint64_t size) const;
+  // Reads a file of at most 64 KiB whole, now: read() takes from that. Not while others read.
+  void keep_small();
 
  private:
   void open(const std::filesystem::path& stored, const std::optional<FarFile>& far);
@@ -85,6 +87,7 @@ class InputFile {
   std::unique_ptr<StoredFile> stored_;
   std::unique_ptr<ContentReader> content_;  // nullptr of a plain file
   uint64_t size_ = 0;
+  std::vector<std::byte> kept_;  // all of it, or nothing
 };
 
 // An archive within a file of many.
@@ -100,6 +103,9 @@ class InputFiles {
   // Opens `path`; the same path again gives the same id. Messages name the file relative to `root`
   // when it lies inside it.
   FileId add(const std::filesystem::path& path, const std::filesystem::path& root = {});
+
+  // The same of a file of which many parts are going to be read: a small one is kept in memory.
+  FileId add_kept(const std::filesystem::path& path, const std::filesystem::path& root = {});
 
   // Opens `path` once more, always with an id of its own, and calls it `display`.
   FileId add_again(const std::filesystem::path& path, std::string display);

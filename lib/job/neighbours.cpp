@@ -11,6 +11,7 @@
 
 #include "checkpoint/find/rank_name.h"
 #include "checkpoint/find/saved_states.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/weights.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/dtype.h"
@@ -26,40 +27,9 @@ namespace {
 
 constexpr std::string_view kTrainerOfOneRank = "rng_state.pth";
 
-std::vector<fs::path> list(const fs::path& folder) {
-  std::error_code failed;
-  fs::directory_iterator it(folder, failed);
-  std::vector<fs::path> paths;
-  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    paths.push_back(content_path(it->path()));
-  }
-  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
-  std::sort(paths.begin(), paths.end());
-  return paths;
-}
-
 bool is_folder(const fs::path& path) {
   std::error_code ignored;
   return fs::symlink_status(path, ignored).type() == fs::file_type::directory;
-}
-
-bool is_shard(const fs::path& path) {
-  const std::string name = path.filename().string();
-  if (parse_shard_name(name)) return true;
-  Folders folders;
-  return is_dcp_name(name) && has_dcp_metadata(folders, path.parent_path());
-}
-
-bool is_tag(const fs::path& folder) {
-  const std::vector<fs::path> paths = list(folder);
-  return std::any_of(paths.begin(), paths.end(), is_shard);
-}
-
-bool holds_shards(const fs::path& folder) {
-  const std::vector<fs::path> paths = list(folder);
-  return std::any_of(paths.begin(), paths.end(), [](const fs::path& path) {
-    return is_folder(path) ? holds_shards(path) : is_shard(path);
-  });
 }
 
 // Files of one kind with the random numbers of a rank each.
@@ -99,9 +69,14 @@ std::string ranks_text(const std::vector<uint32_t>& ranks) {
 
 class Finder {
  public:
-  explicit Finder(const CheckpointPlace& place) : place_(place), same_run_(true) {}
-  Finder(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks)
-      : place_(place), same_run_(false), old_ranks_(old_ranks), new_ranks_(new_ranks) {}
+  explicit Finder(const CheckpointPlace& place) : place_(place), same_run_(true) {
+    if (!listed_) listed_ = std::make_shared<Folders>();
+  }
+  Finder(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks) : Finder(place) {
+    same_run_ = false;
+    old_ranks_ = old_ranks;
+    new_ranks_ = new_ranks;
+  }
 
   Neighbours find() {
     std::error_code ignored;
@@ -127,6 +102,37 @@ class Finder {
   }
 
  private:
+  std::vector<fs::path> list(const fs::path& folder) {
+    std::error_code failed;
+    if (!fs::is_directory(folder, failed)) {
+      throw cannot_list(folder, failed ? failed : std::make_error_code(std::errc::not_a_directory));
+    }
+    const ListedFolder& listed = (*listed_)[folder];
+    std::vector<fs::path> paths = listed.files;
+    for (const fs::path& path : listed.folders) paths.push_back(content_path(path));
+    std::sort(paths.begin(), paths.end());
+    return paths;
+  }
+
+  bool is_shard(const fs::path& path) {
+    const std::string name = path.filename().string();
+    if (parse_shard_name(name)) return true;
+    return is_dcp_name(name) && has_dcp_metadata(*listed_, path.parent_path());
+  }
+
+  bool is_tag(const fs::path& folder) {
+    const std::vector<fs::path> paths = list(folder);
+    return std::any_of(paths.begin(), paths.end(),
+                       [&](const fs::path& path) { return is_shard(path); });
+  }
+
+  bool holds_shards(const fs::path& folder) {
+    const std::vector<fs::path> paths = list(folder);
+    return std::any_of(paths.begin(), paths.end(), [&](const fs::path& path) {
+      return is_folder(path) ? holds_shards(path) : is_shard(path);
+    });
+  }
+
   void note(std::string text) {
     const auto& notes = result_.notes;
     if (std::find(notes.begin(), notes.end(), text) == notes.end()) {
@@ -183,9 +189,8 @@ class Finder {
   }
 
   // Those that are no shards of ZeRO.
-  static std::vector<SavedState> states_of_others(const fs::path& folder) {
-    Folders folders;
-    std::vector<SavedState> states = states_in(folders, folder);
+  std::vector<SavedState> states_of_others(const fs::path& folder) {
+    std::vector<SavedState> states = states_in(*listed_, folder);
     std::erase_if(states, [](const SavedState& state) {
       return state.kind == StateKind::zero || state.kind == StateKind::universal;
     });
@@ -193,7 +198,7 @@ class Finder {
   }
 
   // Whether a file of the named folder is one of another framework's checkpoint.
-  bool is_of_state(const fs::path& path) const {
+  bool is_of_state(const fs::path& path) {
     if (own_states_.empty()) return false;
     const auto rank = parse_rank_name(path.filename().string());
     return is_shard(path) || is_weights_name(path) ||
@@ -298,6 +303,7 @@ class Finder {
   }
 
   const CheckpointPlace& place_;
+  std::shared_ptr<Folders> listed_ = place_.folders;
   bool same_run_;
   std::vector<fs::path> folders_;       // of the checkpoint
   std::vector<SavedState> own_states_;  // of other frameworks, in the named folder
@@ -328,7 +334,8 @@ CheckpointPlace place_in(const Source& source, const std::string& tag) {
           .tag_folder = is_others ? source->path : checkpoint.tag_folder(),
           .tag = tag,
           .other_roots = checkpoint.other_roots(),
-          .follow_links = source->options.follow_links};
+          .follow_links = source->options.follow_links,
+          .folders = checkpoint.folder().folders};
 }
 
 bool is_of_program(const Neighbour& file, const std::string& tag) {

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/find/folders.h"
 #include "dsckpt/checkpoint.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
@@ -40,6 +42,8 @@ struct CheckpointPlace {
   std::vector<std::filesystem::path> other_roots = {};
   // Copy what links lead to that is in none of these folders.
   bool follow_links = false;
+  // What was listed before; nullptr for nothing.
+  std::shared_ptr<Folders> folders = {};
 };
 
 // What belongs beside the shards of the same run on another number of data-parallel ranks.

@@ -274,7 +274,8 @@ class Stripper {
                                          .tag_folder = source_.tag_folder(),
                                          .tag = tag_,
                                          .other_roots = source_.other_roots(),
-                                         .follow_links = follow_links_});
+                                         .follow_links = follow_links_,
+                                         .folders = source_.folder().folders});
     if (is_universal()) add_others_below_zero(beside);
     lay_out_neighbours(inputs_, beside.files, plan_);
     for (const Neighbour& file : beside.files) {

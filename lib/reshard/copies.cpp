@@ -12,7 +12,7 @@
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
-#include "job/neighbours.h"
+#include "format/checked_records.h"
 #include "reshard/run_facts.h"
 
 namespace dsckpt {
@@ -40,14 +40,14 @@ std::optional<std::pair<std::string, std::string>> tied_part(const std::string& 
 }
 
 // Whether a layer's file may be that of the tied layer `key`, of which the world has `parts`.
-bool holds(const Shard& shard, const Checkpoint& world, const std::string& key,
+bool holds(const TorchArchive& archive, const Checkpoint& world, const std::string& key,
            const std::set<std::string>& parts) {
-  const Value root = shard.archive.root();
+  const Value root = archive.root();
   return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
     const Value tensor = root.find_or_none(part);
     if (!TorchArchive::is_tensor(tensor)) return false;
     const Param* param = world.find("tied_modules." + key + "." + part);
-    return param == nullptr || shard.archive.info(tensor).shape == param->weight.shape();
+    return param == nullptr || archive.info(tensor).shape == param->weight.shape();
   });
 }
 
@@ -66,16 +66,27 @@ std::vector<std::string> names_of(const Checkpoint& world) {
 RankFreeFiles::RankFreeFiles(InputFiles& inputs, const Checkpoint& source)
     : inputs_(inputs), mesh_(source.facts().mesh), folder_(source.tag_folder().string()) {
   const TagFolder& folder = source.folder();
+  std::map<std::filesystem::path, const TorchArchive*> read;
+  for (const CheckpointFile& file : source.module_files()) read.emplace(file.path, file.archive);
+  std::vector<ShardFile> unread;
   for (const Kinds kind : {Kinds::layer, Kinds::expert}) {
-    auto opened = open_shards(inputs, folder.of_kind(kind), folder.display_root());
-    std::move(opened.begin(), opened.end(), std::back_inserter(shards_));
-  }
-  for (const Shard& shard : shards_) {
-    Layers& layers = layers_[shard.name.mp_rank];
-    if (shard.name.kind == Kinds::layer) layers.numbers.insert(shard.name.layer);
-    if (shard.name.kind == Kinds::expert) {
-      layers.experts[shard.name.layer].insert(shard.name.expert);
+    for (const ShardFile& file : folder.of_kind(kind)) {
+      const auto found = read.find(file.path);
+      if (found == read.end()) {
+        unread.push_back(file);
+      } else {
+        files_.push_back({file.name, file.path, found->second});
+      }
     }
+  }
+  // Every record of them is looked at.
+  for (const ShardFile& file : unread) inputs.add_kept(file.path, folder.display_root());
+  opened_ = open_shards(inputs, unread, folder.display_root());
+  for (const Shard& shard : opened_) files_.push_back({shard.name, shard.path, &shard.archive});
+  for (const File& file : files_) {
+    Layers& layers = layers_[file.name.mp_rank];
+    if (file.name.kind == Kinds::layer) layers.numbers.insert(file.name.layer);
+    if (file.name.kind == Kinds::expert) layers.experts[file.name.layer].insert(file.name.expert);
   }
 }
 
@@ -103,9 +114,10 @@ void RankFreeFiles::find_missing_layers(const Checkpoint& world, uint32_t tp_ran
     if (!there.contains(layer)) lacks(two_digits(layer), "");
   }
   for (const auto& layer : tied) {
-    const bool found = std::any_of(shards_.begin(), shards_.end(), [&](const Shard& shard) {
-      return shard.name.kind == Kinds::layer && shard.name.mp_rank == tp_rank &&
-             !layers.contains(shard.name.layer) && holds(shard, world, layer.first, layer.second);
+    const bool found = std::any_of(files_.begin(), files_.end(), [&](const File& file) {
+      return file.name.kind == Kinds::layer && file.name.mp_rank == tp_rank &&
+             !layers.contains(file.name.layer) &&
+             holds(*file.archive, world, layer.first, layer.second);
     });
     if (!found) lacks("*", " of the tied layer '" + layer.first + "'");
   }
@@ -142,11 +154,11 @@ void RankFreeFiles::check(const Checkpoint& world, uint32_t mp_rank) const {
 }
 
 void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const {
-  std::vector<Neighbour> files;
-  for (const Shard& shard : shards_) {
-    files.push_back({shard.path, folder + "/" + shard.path.filename().string()});
+  for (const File& file : files_) {
+    const std::string path = folder + "/" + file.path.filename().string();
+    const uint64_t size = inputs_[file.archive->file()].size();
+    put_file(plan, plan.add_output(path, size), *file.archive, size);
   }
-  lay_out_neighbours(inputs_, files, plan);
 }
 
 }  // namespace dsckpt

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -17,7 +18,8 @@ namespace dsckpt {
 
 class RankFreeFiles {
  public:
-  // Opens those in the folder of `source`, a checkpoint of several worlds. Throws as open_shards().
+  // Those in the folder of `source`, a checkpoint of several worlds, which has to outlive them; the
+  // ones that it did not read are opened. Throws as open_shards().
   RankFreeFiles(InputFiles& inputs, const Checkpoint& source);
 
   // Throws InconsistentError that lists the files that `world`, of mp rank `mp_rank`, must have and
@@ -30,6 +32,11 @@ class RankFreeFiles {
   void lay_out(PlanBuilder& plan, const std::string& folder) const;
 
  private:
+  struct File {
+    ShardName name;
+    std::filesystem::path path;
+    const TorchArchive* archive;
+  };
   // That there are files of.
   struct Layers {
     std::set<uint32_t> numbers;
@@ -40,10 +47,11 @@ class RankFreeFiles {
   void find_missing_experts(const Checkpoint& world, uint32_t mp_rank, MissingFiles& missing) const;
   const Layers& layers_of(uint32_t mp_rank) const;
 
-  InputFiles& inputs_;
+  const InputFiles& inputs_;
   Mesh mesh_;
   std::string folder_;
-  std::vector<Shard> shards_;
+  std::vector<Shard> opened_;
+  std::vector<File> files_;
   std::map<uint32_t, Layers> layers_;  // by mp rank
 };
 

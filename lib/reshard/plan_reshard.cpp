@@ -154,17 +154,14 @@ void refuse_folded(const Checkpoint& source) {
       .with_hint("to-universal reads it");
 }
 
-// One world after the other, so that the metadata of one is in memory at a time.
 void lay_out_worlds(const Source& source, const TargetOptions& options, PlanBuilder& plan,
                     ReshardReport& report, Job::Impl& job) {
   const Checkpoint& checkpoint = *source->checkpoint;
   refuse_folded(checkpoint);
-  const TagFolder& folder = checkpoint.folder();
   const RankFreeFiles copied(*source->inputs, checkpoint);
   const Mesh& mesh = checkpoint.facts().mesh;
   for (uint32_t mp_rank = 0; mp_rank < mesh.pp * mesh.tp; ++mp_rank) {
-    const Checkpoint world = Checkpoint::open(
-        *source->inputs, folder, {.tag = {}, .optimizer_states = true, .mp_rank = mp_rank});
+    const Checkpoint world = checkpoint.world(mp_rank);
     copied.check(world, mp_rank);
     std::vector<std::string> repeated;
     lay_out_world(world, options, plan, report, mp_rank == 0 ? job.notes : repeated);

@@ -198,6 +198,11 @@ std::vector<ShardFile> TagFolder::of_kind(ShardName::Kind kind) const {
   return out;
 }
 
+bool TagFolder::has_split_files() const {
+  using Kind = ShardName::Kind;
+  return has(Kind::layer) || has(Kind::expert) || has(Kind::expert_optim);
+}
+
 namespace {
 
 // Whether the file `latest` names the tag.
@@ -484,6 +489,7 @@ class Finder {
     folder.tag = state.tag;
     folder.named = state.named;
     folder.note = choice.note;
+    folder.folders = listed_;
     if (choice.note.empty() && !tag_.empty() && state.named != path_) {
       folder.note = "reading " + state.below(path_).string();
     }
@@ -527,7 +533,8 @@ class Finder {
   }
 
   const FindOptions& options_;
-  Folders folders_;
+  std::shared_ptr<Folders> listed_ = std::make_shared<Folders>();
+  Folders& folders_ = *listed_;
   std::string tag_;
   fs::path path_;  // that a user means
   fs::path top_;   // that the states are below

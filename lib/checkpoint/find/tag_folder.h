@@ -2,11 +2,13 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
 
+#include "checkpoint/find/folders.h"
 #include "checkpoint/find/saved_states.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
@@ -42,6 +44,8 @@ struct TagFolder {
   std::vector<std::filesystem::path> older = {};
   // Those beside it that cannot be read, and why.
   std::vector<std::pair<std::filesystem::path, std::string>> damaged = {};
+  // The folders that were listed to find it. One thread at a time; nullptr where none were.
+  std::shared_ptr<Folders> folders = {};
 
   // What messages name files relative to: the folder above `path`. Nothing, so that paths stay
   // whole, if there are other roots.
@@ -54,6 +58,8 @@ struct TagFolder {
   // Those of one kind, in that order.
   std::vector<ShardFile> of_kind(ShardName::Kind kind) const;
   bool has(ShardName::Kind kind) const { return !of_kind(kind).empty(); }
+  // Whether layers or experts have files of their own.
+  bool has_split_files() const;
 };
 
 // A hint: the next commands where files of `folder` are damaged. `lost` is the file of a rank that
