@@ -140,11 +140,11 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Contents& conten
   if (const Checkpoint* checkpoint = contents.checkpoint()) {
     const CheckpointFacts& facts = checkpoint->facts();
     // Of another framework it may be any mesh.
-    if (!facts.foreign) fact("ZeRO stage", std::to_string(facts.zero_stage));
+    if (!facts.is_foreign()) fact("ZeRO stage", std::to_string(facts.zero_stage));
     fact("tag", printable(facts.tag));
     fact("step", facts.global_steps ? std::to_string(*facts.global_steps) : "");
-    fact(facts.foreign ? "written by" : "mesh",
-         facts.foreign ? counted(facts.mesh.dp, "rank") : mesh_text(facts.mesh));
+    fact(facts.is_foreign() ? "written by" : "mesh",
+         facts.is_foreign() ? counted(facts.mesh.dp, "rank") : mesh_text(facts.mesh));
     fact("DeepSpeed", printable(facts.ds_version));
     fact("wrapper", std::string(to_string(facts.optimizer_wrapper)));
   }
@@ -387,7 +387,7 @@ int summary(const CLI::App& app, const cli::Common& common, const SummaryArgumen
   std::vector<Conversion> possible;
   if (contents.checkpoint()) {
     possible = conversions(
-        source_of(contents.checkpoint()->named(), opened, contents.shared_checkpoint()));
+        source_of(contents.checkpoint()->folder().named, opened, contents.shared_checkpoint()));
   }
   const auto facts = facts_of(contents, summary);
   if (!args.html.file.empty()) {

@@ -99,9 +99,9 @@ void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> pa
     }
   }
   draft.folder.path = newest.tag_folder();
-  draft.folder.other_roots = newest.other_roots();
+  draft.folder.other_roots = newest.folder().other_roots;
   draft.facts = newest.facts();
-  draft.facts.states_assigned = false;
+  if (draft.facts.states == StatesTold::yes) draft.facts.states = StatesTold::no;
   draft.run_config = newest.run_config();
   draft.valueless = newest.valueless();
   KeyedMap<std::string, TensorSource> averages;  // by owner

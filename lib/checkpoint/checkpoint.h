@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/keyed_hash.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/order_match.h"
 #include "checkpoint/shared_list.h"
 #include "checkpoint/tp_rule.h"
@@ -106,15 +107,39 @@ TensorSource without_padding(const Param& param, const TensorSource& value);
 struct Layout;
 struct RunConfig;
 struct WeightsFile;
-struct TagFolder;
+
+// Whose run a checkpoint is of.
+enum class RunKind : uint8_t {
+  native,     // DeepSpeed's, in the files of its ranks
+  universal,  // DeepSpeed's, in a Universal Checkpoint: no files of data-parallel ranks
+  foreign,    // another framework's: no stage, and no files of DeepSpeed
+  made,       // a foreign one as a universal one would be (Checkpoint::for_deepspeed)
+  none,       // nobody's: files of weights alone
+};
+
+// Whose values it has.
+enum class ValuesFrom : uint8_t {
+  run,      // the run's own
+  start,    // those of files of weights: no step was taken yet, and there are no states
+  weights,  // those of files of weights, with the states and counters of the run
+            // (Checkpoint::with_weights). Copies of them that the shards have are others.
+  foreign,  // those of another framework, with its states and steps (Checkpoint::with_values,
+            // for_deepspeed). Copies likewise.
+};
+
+// Whether the optimizer's states are told. They are read with OpenOptions::optimizer_states.
+enum class StatesTold : uint8_t {
+  yes,
+  no,        // nothing tells which parameter each belongs to, or there are none: they are left out
+  stripped,  // ckpt-pack strip has left them out, and the weights that there are masters of
+};
 
 // What is known of the run that wrote the checkpoint. Empty where the files do not say.
 struct CheckpointFacts {
   std::string layout;  // row of the table: "zero-2"
-  // Whether it is a Universal Checkpoint, which has no files of data-parallel ranks.
-  bool universal = false;
-  // Whether another framework trained it: then there are no stage and no files of DeepSpeed.
-  bool foreign = false;
+  RunKind run = RunKind::native;
+  ValuesFrom values = ValuesFrom::run;
+  StatesTold states = StatesTold::yes;
   int zero_stage = 0;  // 0 to 3
   // plain where nothing wraps the optimizer, or there is none.
   EngineWrapper optimizer_wrapper = EngineWrapper::plain;
@@ -141,22 +166,20 @@ struct CheckpointFacts {
   // zero_optimization.offload_optimizer.device was nvme: some flat tensors are in swap files, or
   // could have been. DeepSpeed does not read the optimizer-states files of such a run.
   bool nvme_optimizer = false;
-  // False if there are optimizer states, but nothing tells which parameter each belongs to: they
-  // are left out. Stage 0 in fp32, with OpenOptions::optimizer_states.
-  bool states_assigned = true;
-  // ckpt-pack strip has left out the optimizer states, and the weights that there are masters of.
-  // Then states_assigned is false.
-  bool stripped = false;
   // False if parameters that are trained are weights of 16 bit, and no file has fp32 masters of
-  // them: params() has the weights then. states_assigned is false, too, but for files of weights.
+  // them: params() has the weights then. The states are not told either, but of files of weights.
   bool has_masters = true;
-  // The values are those of files of weights: no step was taken yet, and there are no states.
-  bool from_weights = false;
-  // The parameters have the values of files of weights, with the states and counters of this run
-  // (Checkpoint::with_weights). Copies of them that the shards have are others.
-  bool has_given_weights = false;
-  // So have the states and steps (Checkpoint::with_values, for_deepspeed).
-  bool has_given_states = false;
+
+  bool is_universal() const { return run == RunKind::universal || run == RunKind::made; }
+  bool is_foreign() const { return run == RunKind::foreign || run == RunKind::made; }
+  // Whether nothing tells the engine of DeepSpeed that is to go on with it.
+  bool lacks_engine() const { return run == RunKind::foreign && values != ValuesFrom::foreign; }
+  bool from_weights() const { return values == ValuesFrom::start; }
+  // Whether the weights are others than those in the run's files.
+  bool has_given_weights() const {
+    return values == ValuesFrom::weights || values == ValuesFrom::foreign;
+  }
+  bool has_given_states() const { return values == ValuesFrom::foreign; }
 };
 
 struct OpenOptions {
@@ -229,6 +252,26 @@ struct DataFile {
   FileId id;
 };
 
+// The files of a checkpoint, but those of weights.
+struct CheckpointFiles {
+  // The model-states files by mp rank and data-parallel rank, and the optimizer-states files
+  // likewise (none at stage 0). The second of a universal checkpoint is zero/optimizer_state.pt
+  // alone, whose root is what others have under optimizer_state_dict.
+  std::vector<CheckpointFile> model = {};
+  std::vector<CheckpointFile> optim = {};
+  // Of parts of the model that were read: the layers of a pipeline, and at stage 0 experts and what
+  // optimizers keep of them.
+  std::vector<CheckpointFile> modules = {};
+  // Of universal checkpoints: those of single parameters, by path. None of others.
+  std::vector<CheckpointFile> params = {};
+  // Those below offloaded_tensors that tensors lie in; of states only with
+  // OpenOptions::optimizer_states.
+  std::vector<SwapFile> swap = {};
+  // Of torch.distributed.checkpoint: `.metadata`, and all that tensors may lie in, also those of
+  // states that were not asked for. None of others.
+  std::vector<DataFile> data = {};
+};
+
 // Of entries, by name.
 using ParamKinds = KeyedMap<std::string, ParamKind>;
 
@@ -259,15 +302,15 @@ class Checkpoint {
                          std::span<const Layout* const> layouts);
 
   // Files of weights (weights.h) as a checkpoint of which no step was taken yet:
-  // facts().from_weights. With `like`, a checkpoint of the run that is to start from them, open
-  // with optimizer states, it is that one with other values: its parameters and their order, ties,
-  // groups, files and facts, trained parameters in the type of its masters. A tied parameter may
-  // have any of its names in the files; a buffer that they do not have keeps its value, with a
-  // note. Without `like` it has what is in the files, of the stored types: floating tensors count
-  // as trained, the others as buffers, and there are no groups and no model files. Throws what
-  // Weights::open throws; InconsistentError for names that become one, and for names, shapes and
-  // types that are not those of `like`; UnsupportedError for a `like` that is split over ranks.
-  // `like` has to outlive the result.
+  // CheckpointFacts::from_weights(). With `like`, a checkpoint of the run that is to start from
+  // them, open with optimizer states, it is that one with other values: its parameters and their
+  // order, ties, groups, files and facts, trained parameters in the type of its masters. A tied
+  // parameter may have any of its names in the files; a buffer that they do not have keeps its
+  // value, with a note. Without `like` it has what is in the files, of the stored types: floating
+  // tensors count as trained, the others as buffers, and there are no groups and no model files.
+  // Throws what Weights::open throws; InconsistentError for names that become one, and for names,
+  // shapes and types that are not those of `like`; UnsupportedError for a `like` that is split over
+  // ranks. `like` has to outlive the result.
   static Checkpoint from_weights(InputFiles& inputs, const std::filesystem::path& path,
                                  const WeightNames& names = {}, const Checkpoint* like = nullptr);
 
@@ -324,14 +367,8 @@ class Checkpoint {
   const RunConfig& run_config() const;
   // The folder that holds the shards.
   const std::filesystem::path& tag_folder() const;
-  // The same with its files, as they were listed.
+  // The same with its files, as they were listed. Its note is among the notes.
   const TagFolder& folder() const;
-  // What open() was given, or the folder that was meant by it (TagFolder::named).
-  const std::filesystem::path& named() const;
-  // Why it is this one, where that left a choice (TagFolder::note); else "". Among the notes, too.
-  const std::string& choice() const;
-  // Further folders of the same tag (OpenOptions::roots).
-  const std::vector<std::filesystem::path>& other_roots() const;
   // In the order of DeepSpeed's zero_to_fp32: buffers, frozen, trainable by group, aliases.
   const std::vector<Param>& params() const;
   // The entry called `name`, or nullptr.
@@ -345,22 +382,7 @@ class Checkpoint {
   // first optimizer-states file, at stage 0 `optimizer`, of a universal checkpoint the whole of
   // zero/optimizer_state.pt. Empty if there is none.
   ShardValue wrapper_state() const;
-  // The model-states files by mp rank and data-parallel rank, and the optimizer-states files
-  // likewise (none at stage 0). The second of a universal checkpoint is zero/optimizer_state.pt
-  // alone, whose root is what others have under optimizer_state_dict.
-  const std::vector<CheckpointFile>& model_files() const;
-  const std::vector<CheckpointFile>& optim_files() const;
-  // Files of parts of the model that were read: the layers of a pipeline, and at stage 0 experts
-  // and what optimizers keep of them.
-  const std::vector<CheckpointFile>& module_files() const;
-  // Of universal checkpoints: the files of single parameters, by path. None of others.
-  const std::vector<CheckpointFile>& param_files() const;
-  // The files below offloaded_tensors that tensors lie in; those of states only with
-  // OpenOptions::optimizer_states.
-  const std::vector<SwapFile>& swap_files() const;
-  // Of torch.distributed.checkpoint: `.metadata`, and all that tensors may lie in, also those of
-  // states that were not asked for. None of others.
-  const std::vector<DataFile>& data_files() const;
+  const CheckpointFiles& files() const;
   // Files of weights that tensors lie in. None of ZeRO's own checkpoints.
   const std::vector<WeightsFile>& weights_files() const;
   // Patterns of universal_checkpoint_info that fit no parameter. Only with
@@ -378,8 +400,8 @@ class Checkpoint {
   const std::vector<LostFile>& lost_files() const;
   const std::vector<IncompleteParam>& incomplete() const;
 
-  // All these files that are archives of torch, but the data files.
-  std::vector<CheckpointFile> files() const;
+  // All files that are archives of torch, but the data files.
+  std::vector<CheckpointFile> archives() const;
 
  private:
   struct Impl;

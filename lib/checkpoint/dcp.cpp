@@ -263,7 +263,7 @@ class DcpReader {
   }
 
   void read() {
-    draft_.facts.foreign = true;
+    draft_.facts.run = RunKind::foreign;
     draft_.facts.mesh.dp = files_.ranks();
     check_optimizers();
     static const DcpKeys::Optimizer kNone;
@@ -295,8 +295,8 @@ class DcpReader {
     note_left_out();
     if (draft_.allow_missing) note_unsupported();
     if (!draft_.optimizer_states) return;
-    draft_.facts.states_assigned = !numbered_;
     if (numbered_) {
+      draft_.facts.states = StatesTold::no;
       draft_.notes.emplace_back(
           "the optimizer numbers its parameters (optimizer.state_dict() as it is), so its states "
           "are left out; --param-names FILE, or reshard --like CHECKPOINT, of a run with the same "

@@ -43,7 +43,7 @@ DcpFiles::DcpFiles(CheckpointDraft& draft) : draft_(draft) {
     folder.path = path.parent_path();
     folder.metadata_file = draft.inputs.add(path, draft.folder.display_root());
     folder.metadata = read_dcp_metadata(draft.inputs[folder.metadata_file]);
-    draft.data_files.push_back({path, folder.metadata_file});
+    draft.files.data.push_back({path, folder.metadata_file});
   }
   open_files();
   if (draft.allow_missing) lose_cut_off();
@@ -163,7 +163,7 @@ void DcpFiles::lose_cut_off() {
            "is truncated: it has " + counted(size, "byte") + " of at least " + std::to_string(end));
     }
   }
-  std::erase_if(draft_.data_files, [&](const DataFile& each) { return cut_off.contains(each.id); });
+  std::erase_if(draft_.files.data, [&](const DataFile& each) { return cut_off.contains(each.id); });
 }
 
 void DcpFiles::open_files() {
@@ -189,12 +189,12 @@ void DcpFiles::open_files() {
       }
       const FileId id = draft_.inputs.add(stored, draft_.folder.display_root());
       folder.files.emplace(file, id);
-      draft_.data_files.push_back({stored, id});
+      draft_.files.data.push_back({stored, id});
       opening.throw_if_cancelled();
       opening.opened_one();
     }
   }
-  const bool some_left = draft_.data_files.size() > folders_.size();
+  const bool some_left = draft_.files.data.size() > folders_.size();
   if (missing.empty() || (draft_.allow_missing && some_left)) return;
   throw InconsistentError({.file = draft_.folder.path.string()},
                           counted(missing.size(), "data file") +

@@ -29,7 +29,7 @@ struct DcpEntry {
 // The values of the folders that draft.folder.dcp_metadata lists, and the files that they lie in.
 class DcpFiles {
  public:
-  // Opens all files, into draft.data_files, and says of each which parts it has
+  // Opens all files, into draft.files.data, and says of each which parts it has
   // (InputFiles::set_parts). Throws InconsistentError for those that are missing, all of them in
   // one message; CorruptError for places outside the folder, beyond a file's end and over each
   // other; UnsupportedError for Megatron's torch_dist; what read_dcp_metadata() throws. `draft`

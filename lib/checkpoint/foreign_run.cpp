@@ -35,10 +35,7 @@ class ForeignRun {
     take_params();
     draft_.groups = values_.groups();
     note_groups();
-    const DataFile file =
-        values_.data_files().empty()
-            ? DataFile{values_.files().front().path, values_.files().front().archive->file()}
-            : values_.data_files().front();
+    const DataFile file = first_file();
     Document model;
     model.set_root(model_states(model));
     draft_.model_shards.push_back(
@@ -56,6 +53,12 @@ class ForeignRun {
   }
 
  private:
+  DataFile first_file() const {
+    if (!values_.files().data.empty()) return values_.files().data.front();
+    const CheckpointFile first = values_.archives().front();
+    return {first.path, first.archive->file()};
+  }
+
   bool has_optimizer() const {
     return !draft_.groups.empty() ||
            std::any_of(draft_.params.begin(), draft_.params.end(), [](const Param& param) {
@@ -146,7 +149,7 @@ class ForeignRun {
 }  // namespace
 
 void read_for_deepspeed(CheckpointDraft& draft, const Checkpoint& values, const ParamKinds& kinds) {
-  if (!values.facts().states_assigned) throw unnamed_states(values.tag_folder());
+  if (values.facts().states != StatesTold::yes) throw unnamed_states(values.tag_folder());
   ForeignRun(draft, values, kinds).read();
 }
 

@@ -49,12 +49,11 @@ struct CheckpointDraft {
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
   std::vector<Shard> model_shards = {};
   std::vector<Shard> optim_shards = {};
-  std::vector<Shard> module_shards = {};  // Checkpoint::module_files
+  std::vector<Shard> module_shards = {};  // CheckpointFiles::modules
   std::vector<Shard> param_shards = {};   // of universal checkpoints: zero/NAME/*.pt
-  std::vector<SwapFile> swap_files = {};  // of optimizers on NVMe
+  CheckpointFiles files = {};             // swap and data; the others are those of the shards
   std::vector<WeightsFile> weights = {};  // Checkpoint::weights_files
-  std::vector<DataFile> data_files = {};  // Checkpoint::data_files
-  // Of values that lie in `data_files`, and of what was put together of such.
+  // Of values that lie in data files, and of what was put together of such.
   std::vector<std::unique_ptr<TorchArchive>> item_archives = {};
   std::set<std::filesystem::path> swap_paths = {};  // of all, also those that are not opened
 };

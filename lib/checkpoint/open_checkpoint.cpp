@@ -47,12 +47,13 @@ void find_stripped(CheckpointDraft& draft) {
   const auto is_stripped = [](const Shard& shard) {
     return !shard.archive.root().find_or_none(keys::kStripped).is_none();
   };
-  for (const auto* shards : {&draft.model_shards, &draft.optim_shards, &draft.module_shards}) {
-    draft.facts.stripped =
-        draft.facts.stripped || std::any_of(shards->begin(), shards->end(), is_stripped);
+  const auto shards = {&draft.model_shards, &draft.optim_shards, &draft.module_shards};
+  if (std::none_of(shards.begin(), shards.end(), [&](const std::vector<Shard>* some) {
+        return std::any_of(some->begin(), some->end(), is_stripped);
+      })) {
+    return;
   }
-  if (!draft.facts.stripped) return;
-  draft.facts.states_assigned = false;
+  draft.facts.states = StatesTold::stripped;
   draft.notes.emplace_back(
       "was stripped to its weights by ckpt-pack strip: without optimizer states");
 }
@@ -124,10 +125,6 @@ struct Checkpoint::Impl {
   explicit Impl(InputFiles& inputs) : draft{.inputs = inputs} {}
   CheckpointDraft draft;
   KeyedMap<std::string_view, size_t> by_name;
-  std::vector<CheckpointFile> model_files;
-  std::vector<CheckpointFile> optim_files;
-  std::vector<CheckpointFile> module_files;
-  std::vector<CheckpointFile> param_files;
   std::shared_ptr<const Checkpoint> base;    // that the weights are given to
   std::shared_ptr<const Checkpoint> values;  // that it has, with those of states
   std::vector<AveragedCheckpoint> averaged;
@@ -136,7 +133,6 @@ struct Checkpoint::Impl {
   void take_run(const Impl& from) {
     draft.folder = from.draft.folder;
     draft.facts = from.draft.facts;
-    draft.facts.has_given_weights = true;
     draft.run_config = from.draft.run_config;
     draft.optimizer_states = from.draft.optimizer_states;
     draft.groups = from.draft.groups;
@@ -144,12 +140,7 @@ struct Checkpoint::Impl {
     draft.valueless = from.draft.valueless;
     draft.notes = from.draft.notes;
     draft.unused_patterns = from.draft.unused_patterns;
-    draft.swap_files = from.draft.swap_files;
-    draft.data_files = from.draft.data_files;
-    model_files = from.model_files;
-    optim_files = from.optim_files;
-    module_files = from.module_files;
-    param_files = from.param_files;
+    draft.files = from.draft.files;
   }
 
   void index_params() {
@@ -261,10 +252,10 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
     const Mesh& mesh = draft.facts.mesh;
     draft.facts.model_parallel = draft.facts.model_parallel || mesh.pp > 1 || mesh.tp > 1 ||
                                  mesh.ep > 1 || draft.folder.has_split_files();
-    impl->model_files = files_of(draft.model_shards);
-    impl->optim_files = files_of(draft.optim_shards);
-    impl->module_files = files_of(draft.module_shards);
-    impl->param_files = files_of(draft.param_shards);
+    draft.files.model = files_of(draft.model_shards);
+    draft.files.optim = files_of(draft.optim_shards);
+    draft.files.modules = files_of(draft.module_shards);
+    draft.files.params = files_of(draft.param_shards);
     impl->index_params();
     return Checkpoint(std::move(impl));
   }
@@ -291,12 +282,12 @@ Weights open_weights(InputFiles& inputs, const fs::path& path, const WeightNames
 void refuse_weights_into(const Checkpoint& base) {
   const CheckpointFacts& facts = base.facts();
   const Where where{.file = base.tag_folder().string()};
-  if (facts.model_parallel && !facts.universal) {
+  if (facts.model_parallel && !facts.is_universal()) {
     throw UnsupportedError(where,
                            "is of a model that is split over ranks; only one that data-parallel "
                            "ranks have whole is given other weights");
   }
-  if (facts.stripped) {
+  if (facts.states == StatesTold::stripped) {
     throw UnsupportedError(where,
                            "was stripped to its weights by ckpt-pack strip: there is no "
                            "training to go on with");
@@ -327,8 +318,8 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
   impl->draft.notes.insert(impl->draft.notes.end(), notes.begin(), notes.end());
   impl->draft.weights = std::move(weights).take_files();
   if (like != nullptr) {
-    impl->model_files = like->model_files();
-    impl->optim_files = like->optim_files();
+    impl->draft.files.model = like->files().model;
+    impl->draft.files.optim = like->files().optim;
   }
   impl->index_params();
   return Checkpoint(std::move(impl));
@@ -342,6 +333,7 @@ Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Ch
   refuse_unread(path, weights);
   impl->take_run(*base->impl_);
   CheckpointDraft& draft = impl->draft;
+  if (!draft.facts.has_given_states()) draft.facts.values = ValuesFrom::weights;
   const std::vector<WeightsTensor> tensors =
       as_module_has(weights, path, names, base.get(), draft.notes);
   read_other_weights(draft, tensors, path.string(), names, *base);
@@ -357,7 +349,7 @@ Checkpoint Checkpoint::with_values(InputFiles& inputs, std::shared_ptr<const Che
   refuse_weights_into(*base);
   auto impl = std::make_unique<Impl>(inputs);
   impl->take_run(*base->impl_);
-  impl->draft.facts.has_given_states = true;
+  impl->draft.facts.values = ValuesFrom::foreign;
   read_other_values(impl->draft, *values, *base);
   impl->base = std::move(base);
   impl->values = std::move(values);
@@ -371,17 +363,16 @@ Checkpoint Checkpoint::for_deepspeed(InputFiles& inputs, std::shared_ptr<const C
   CheckpointDraft& draft = impl->draft;
   draft.folder = values->impl_->draft.folder;
   draft.facts = values->facts();
-  draft.facts.universal = true;
+  draft.facts.run = RunKind::made;
   draft.facts.has_masters = true;
-  draft.facts.has_given_weights = true;
-  draft.facts.has_given_states = true;
+  draft.facts.values = ValuesFrom::foreign;
   draft.facts.ds_version = kNewestKnown;
   draft.facts.tag = "global_step" + std::to_string(draft.facts.global_steps.value_or(0));
   draft.optimizer_states = true;
   draft.notes = values->notes();
   read_for_deepspeed(draft, *values, kinds);
-  draft.data_files = values->data_files();
-  impl->model_files = files_of(draft.model_shards);
+  draft.files.data = values->files().data;
+  draft.files.model = files_of(draft.model_shards);
   impl->values = std::move(values);
   impl->index_params();
   return Checkpoint(std::move(impl));
@@ -392,8 +383,9 @@ Checkpoint Checkpoint::average(InputFiles& inputs, std::vector<AveragedCheckpoin
   impl->averaged = std::move(parts);
   read_average(impl->draft, impl->averaged);
   for (const AveragedCheckpoint& part : impl->averaged) {
-    const std::vector<CheckpointFile> files = part.checkpoint->files();
-    impl->model_files.insert(impl->model_files.end(), files.begin(), files.end());
+    const std::vector<CheckpointFile> files = part.checkpoint->archives();
+    std::vector<CheckpointFile>& all = impl->draft.files.model;
+    all.insert(all.end(), files.begin(), files.end());
   }
   impl->index_params();
   return Checkpoint(std::move(impl));
@@ -413,8 +405,7 @@ Checkpoint Checkpoint::world(uint32_t mp_rank) const {
   draft.facts = world.facts;
   draft.facts.layout = whole.facts.layout;
   draft.facts.model_parallel = whole.facts.model_parallel;
-  draft.facts.stripped = whole.facts.stripped;
-  draft.facts.states_assigned = whole.facts.states_assigned;
+  draft.facts.states = whole.facts.states;
   draft.run_config = whole.run_config;
   draft.optimizer_states = whole.optimizer_states;
   draft.wrapper_state = world.wrapper_state;
@@ -424,8 +415,8 @@ Checkpoint Checkpoint::world(uint32_t mp_rank) const {
   drop_incomplete(draft);
   drop_base_weight_shards(draft);
   find_save(world.model->shard(), draft.facts);
-  impl->model_files = files_of(whole.model_shards, mp_rank);
-  impl->optim_files = files_of(whole.optim_shards, mp_rank);
+  draft.files.model = files_of(whole.model_shards, mp_rank);
+  draft.files.optim = files_of(whole.optim_shards, mp_rank);
   impl->index_params();
   return Checkpoint(std::move(impl));
 }
@@ -441,15 +432,6 @@ const fs::path& Checkpoint::tag_folder() const {
 }
 const TagFolder& Checkpoint::folder() const {
   return impl_->draft.folder;
-}
-const std::string& Checkpoint::choice() const {
-  return impl_->draft.folder.note;
-}
-const fs::path& Checkpoint::named() const {
-  return impl_->draft.folder.named;
-}
-const std::vector<fs::path>& Checkpoint::other_roots() const {
-  return impl_->draft.folder.other_roots;
 }
 const std::vector<Param>& Checkpoint::params() const {
   return impl_->draft.params;
@@ -468,23 +450,8 @@ ShardValue Checkpoint::wrapper_state() const {
   return impl_->draft.wrapper_state;
 }
 
-const std::vector<CheckpointFile>& Checkpoint::model_files() const {
-  return impl_->model_files;
-}
-const std::vector<CheckpointFile>& Checkpoint::optim_files() const {
-  return impl_->optim_files;
-}
-const std::vector<CheckpointFile>& Checkpoint::module_files() const {
-  return impl_->module_files;
-}
-const std::vector<CheckpointFile>& Checkpoint::param_files() const {
-  return impl_->param_files;
-}
-const std::vector<SwapFile>& Checkpoint::swap_files() const {
-  return impl_->draft.swap_files;
-}
-const std::vector<DataFile>& Checkpoint::data_files() const {
-  return impl_->draft.data_files;
+const CheckpointFiles& Checkpoint::files() const {
+  return impl_->draft.files;
 }
 const std::vector<WeightsFile>& Checkpoint::weights_files() const {
   return impl_->draft.weights;
@@ -509,10 +476,10 @@ const std::vector<IncompleteParam>& Checkpoint::incomplete() const {
   return impl_->draft.incomplete;
 }
 
-std::vector<CheckpointFile> Checkpoint::files() const {
-  std::vector<CheckpointFile> all = model_files();
-  for (const auto* files : {&optim_files(), &module_files(), &param_files()}) {
-    all.insert(all.end(), files->begin(), files->end());
+std::vector<CheckpointFile> Checkpoint::archives() const {
+  std::vector<CheckpointFile> all = files().model;
+  for (const auto* some : {&files().optim, &files().modules, &files().params}) {
+    all.insert(all.end(), some->begin(), some->end());
   }
   for (const WeightsFile& file : weights_files()) {
     if (file.archive) all.push_back({file.path, file.archive.get()});

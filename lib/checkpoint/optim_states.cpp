@@ -309,8 +309,7 @@ void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind) {
   } else if (!files.empty()) {
     mp = mp_world_size(draft, open_one(draft, files));
   }
-  draft.model_shards =
-      open_all(draft, files, check_ranks(files, {.kind = kind}, mp, dp, draft));
+  draft.model_shards = open_all(draft, files, check_ranks(files, {.kind = kind}, mp, dp, draft));
   find_degrees(draft, mp);
   const auto saved_config = [](const std::vector<Shard>& shards) {
     return shards.empty() ? Value() : shards.front().archive.root().find_or_none(keys::kDsConfig);

@@ -235,7 +235,7 @@ class OtherValues {
 }  // namespace
 
 void read_other_values(CheckpointDraft& draft, const Checkpoint& values, const Checkpoint& base) {
-  if (!values.facts().states_assigned) throw unnamed_states(values.tag_folder());
+  if (values.facts().states != StatesTold::yes) throw unnamed_states(values.tag_folder());
   OtherValues(draft, values, base).read();
 }
 

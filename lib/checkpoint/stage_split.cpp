@@ -230,7 +230,7 @@ StageSplit split_stages(CheckpointDraft& draft,
       throw UnsupportedError({.file = draft.folder.path.string()},
                              "does not tell which layers each pipeline stage's masters are of");
     }
-    draft.facts.states_assigned = false;
+    draft.facts.states = StatesTold::no;
     draft.facts.frozen_known = false;
     for (const Splitter::Layer& layer : splitter.layers()) {
       split.of_stage[0].insert(split.of_stage[0].end(), layer.params.begin(), layer.params.end());

@@ -24,8 +24,8 @@ struct StageSplit {
 // `optimizers` of the stages, those of their first tensor-parallel rank; nullopt if a stage has
 // none. A layer that several stages share gets the name of a tied module, as far as
 // universal_checkpoint_info or buffers tell its key, in `layers`; a note says if they do not.
-// draft.facts.states_assigned becomes false with `known`. Throws UnsupportedError if masters would
-// be lost by that.
+// draft.facts.states becomes StatesTold::no where not `known`. Throws UnsupportedError if masters
+// would be lost by that.
 StageSplit split_stages(CheckpointDraft& draft,
                         const std::vector<std::optional<Fields>>& optimizers,
                         std::vector<PipelineLayer>& layers,

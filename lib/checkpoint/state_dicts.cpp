@@ -28,7 +28,7 @@ class StateDicts {
       : draft_(draft), model_(std::move(model)), optimizer_(optimizer), in_order_(in_order) {}
 
   void read() {
-    draft_.facts.foreign = true;
+    draft_.facts.run = RunKind::foreign;
     find_owners();
     const bool is_assigned = optimizer_ == nullptr || name_params();
     draft_.facts.frozen_known = optimizer_ != nullptr && is_assigned;
@@ -39,7 +39,7 @@ class StateDicts {
       return;
     }
     if (!is_assigned) {
-      draft_.facts.states_assigned = false;
+      draft_.facts.states = StatesTold::no;
       if (!draft_.optimizer_states) return;
       draft_.notes.emplace_back(
           std::string("the optimizer numbers its parameters, and ") +

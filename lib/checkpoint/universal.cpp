@@ -158,7 +158,7 @@ class UniversalReader {
                               std::string(of_ranks ? "is not 3, but there are" : "is 3, without") +
                                   " model files of single ranks");
     }
-    draft_.facts.universal = true;
+    draft_.facts.run = RunKind::universal;
     draft_.facts.zero_stage = stage_;
     // BF16_Optimizer writes no stage.
     if (stage_ != 0) {

@@ -43,7 +43,8 @@ class WeightsReader {
     facts.layout = "weights";
     facts.tag = kTag;
     facts.global_steps = 0;
-    facts.from_weights = true;
+    facts.run = RunKind::none;
+    facts.values = ValuesFrom::start;
     facts.frozen_known = false;
     draft_.params.reserve(weights_.size());
     for (const WeightsTensor& tensor : weights_) {
@@ -64,7 +65,7 @@ class WeightsReader {
                              "is of a model that is split over ranks; a run can start from "
                              "weights like a data-parallel one only");
     }
-    if (like.facts().stripped) {
+    if (like.facts().states == StatesTold::stripped) {
       throw UnsupportedError({.file = like.tag_folder().string()},
                              "was stripped to its weights by ckpt-pack strip: it does not tell how "
                              "a run of it starts");
@@ -73,8 +74,8 @@ class WeightsReader {
     draft_.run_config = like.run_config();
     draft_.facts.tag = kTag;
     draft_.facts.global_steps = 0;
-    draft_.facts.from_weights = true;
-    draft_.facts.states_assigned = true;
+    draft_.facts.values = ValuesFrom::start;
+    draft_.facts.states = StatesTold::yes;
     draft_.groups = like.groups();
     draft_.wrapper_state = like.wrapper_state();
     take_values(like);

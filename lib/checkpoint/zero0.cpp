@@ -248,7 +248,7 @@ class Zero0Reader {
         if (!is_floating_point(param.master.dtype()) || size_of(param.master.dtype()) >= 4)
           continue;
         draft_.facts.has_masters = false;
-        draft_.facts.states_assigned = false;
+        draft_.facts.states = StatesTold::no;
         return;
       }
     }
@@ -267,7 +267,7 @@ class Zero0Reader {
     PlainOptimizer found =
         read_plain_optimizer(draft_, shard, optimizer ? &*optimizer : nullptr, params);
     draft_.facts.frozen_known = draft_.facts.frozen_known && found.frozen_known;
-    draft_.facts.states_assigned = draft_.facts.states_assigned && found.states_assigned;
+    if (!found.states_assigned) draft_.facts.states = StatesTold::no;
     return found;
   }
 

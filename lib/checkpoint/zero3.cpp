@@ -193,7 +193,7 @@ class Zero3WorldReader {
     const OffloadConfig& offload = draft_.run_config.offload;
     const auto tensors = swapped_tensors(optim_, sizes, draft_.mp_ranks, offload, draft_.notes);
     swapped_ = SwapFiles(draft_.inputs, optim_, tensors, offload, draft_.optimizer_states);
-    draft_.swap_files.insert(draft_.swap_files.end(), swapped_.files().begin(),
+    draft_.files.swap.insert(draft_.files.swap.end(), swapped_.files().begin(),
                              swapped_.files().end());
     for (const auto& of_rank : tensors) {
       for (const SwappedTensor& tensor : of_rank) draft_.swap_paths.insert(tensor.path);

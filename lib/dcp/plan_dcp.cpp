@@ -256,17 +256,17 @@ class DcpPlanner {
           param.kind == ParamKind::buffer ? DcpWriter::Cut::whole : DcpWriter::Cut::rows);
       names.erase(found);
     }
-    if (!checkpoint_.facts().has_masters && !checkpoint_.facts().from_weights) {
+    if (!checkpoint_.facts().has_masters && !checkpoint_.facts().from_weights()) {
       note("the weights are the model's own of 16 bit: no file has fp32 masters of them");
     }
   }
 
   void add_optimizer() {
-    if (checkpoint_.facts().from_weights || !checkpoint_.averaged().empty()) {
+    if (checkpoint_.facts().from_weights() || !checkpoint_.averaged().empty()) {
       note("there are weights alone: the folder has no optimizer");
       return;
     }
-    if (!checkpoint_.facts().states_assigned) throw unassigned_states(checkpoint_);
+    if (checkpoint_.facts().states != StatesTold::yes) throw unassigned_states(checkpoint_);
     if (checkpoint_.groups().empty()) throw unknown_groups(checkpoint_, kWithoutOptimizer);
     has_optimizer_ = true;
     for (const Param& param : checkpoint_.params()) {
@@ -383,8 +383,8 @@ class DcpPlanner {
   // Counters, the scheduler and what else the program saved, where it is plain data: nobody asks
   // for these keys, whoever wants them does.
   void add_run() {
-    if (checkpoint_.model_files().empty()) return;
-    const TorchArchive& archive = *checkpoint_.model_files().front().archive;
+    if (checkpoint_.files().model.empty()) return;
+    const TorchArchive& archive = *checkpoint_.files().model.front().archive;
     if (!archive.root().is_mapping()) return;
     std::vector<std::string> left_out;
     for (const auto& [key, value] : archive.root().as_dict().items) {
@@ -490,7 +490,7 @@ class DcpPlanner {
     TorchArchiveWriter writer;
     const Value root = writer.document().dict();
     for (const auto& [name, value] : run_) {
-      const TorchArchive& archive = *checkpoint_.model_files().front().archive;
+      const TorchArchive& archive = *checkpoint_.files().model.front().archive;
       writer.document().set_item(root, writer.document().intern(name),
                                  writer.import(archive, value));
     }

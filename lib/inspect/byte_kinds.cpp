@@ -305,7 +305,7 @@ std::string kind_of_bytes(const Contents& contents, const NamedTensor& tensor) {
       const CheckpointFacts& facts = contents.checkpoint()->facts();
       const bool no_masters = facts.zero_stage == 0 &&
                               facts.optimizer_wrapper == EngineWrapper::plain &&
-                              contents.checkpoint()->param_files().empty();
+                              contents.checkpoint()->files().params.empty();
       return no_masters ? weights_of(tensor.value.dtype()) : std::string(kMasters);
     }
     case ParamKind::frozen:
@@ -349,7 +349,7 @@ std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& cont
     }
   });
   if (contents.checkpoint() != nullptr) {
-    for (const SwapFile& file : contents.checkpoint()->swap_files()) {
+    for (const SwapFile& file : contents.checkpoint()->files().swap) {
       Sums sums(inputs[file.id]);
       Covered covered;
       for (const Piece& piece : pieces[file.id]) {
@@ -357,7 +357,7 @@ std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& cont
       }
       files.push_back(sums.total(file.id, kPadding));
     }
-    for (const DataFile& file : contents.checkpoint()->data_files()) {
+    for (const DataFile& file : contents.checkpoint()->files().data) {
       files.push_back(account_items(inputs, file.id, pieces[file.id]));
     }
   }

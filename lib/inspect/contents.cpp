@@ -77,8 +77,8 @@ Contents Contents::of(std::shared_ptr<const Checkpoint> opened) {
   contents.checkpoint_ = std::move(opened);
   const Checkpoint& checkpoint = *contents.checkpoint_;
   contents.form_ = checkpoint.facts().layout;
-  for (const auto* files : {&checkpoint.model_files(), &checkpoint.optim_files(),
-                            &checkpoint.module_files(), &checkpoint.param_files()}) {
+  for (const auto* files : {&checkpoint.files().model, &checkpoint.files().optim,
+                            &checkpoint.files().modules, &checkpoint.files().params}) {
     contents.archives_.insert(contents.archives_.end(), files->begin(), files->end());
   }
   contents.index_files();
@@ -103,7 +103,7 @@ void Contents::index_files() {
     by_file_.emplace(file.archive->file(), file.archive);
   }
   if (!checkpoint_) return;
-  for (const SwapFile& swap : checkpoint_->swap_files()) swap_owners_.emplace(swap.id, swap.owner);
+  for (const SwapFile& swap : checkpoint_->files().swap) swap_owners_.emplace(swap.id, swap.owner);
 }
 
 const std::vector<WeightsFile>& Contents::weights_files() const {
@@ -120,7 +120,7 @@ std::optional<ShardName> Contents::writer_of(const InputFiles& inputs, FileId fi
   const auto swap = swap_owners_.find(file);
   if (swap != swap_owners_.end()) return swap->second;
   const std::string name = inputs[file].path().filename().string();
-  if (checkpoint_ && !checkpoint_->data_files().empty()) return dcp_writer(name);
+  if (checkpoint_ && !checkpoint_->files().data.empty()) return dcp_writer(name);
   if (const auto rank = parse_rank_name(name)) {
     ShardName writer{.kind = ShardName::Kind::zero_model_states};
     writer.dp_rank = rank->rank;

@@ -51,7 +51,8 @@ std::vector<MemoryEstimate> memory_estimates(int64_t params, int64_t largest_lay
 
 bool is_of_run(const MemoryEstimate& estimate, const Checkpoint& checkpoint) {
   const CheckpointFacts& facts = checkpoint.facts();
-  if (facts.foreign || facts.from_weights || facts.zero_stage != estimate.stage) return false;
+  if (facts.is_foreign() || facts.from_weights() || facts.zero_stage != estimate.stage)
+    return false;
   const RunConfig& config = checkpoint.run_config();
   if (!config.engine) return false;
   const std::string offload = config.engine->offload_optimizer == OffloadDevice::none ? "none"

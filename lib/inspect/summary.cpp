@@ -36,12 +36,12 @@ std::string precision_of(const Contents& contents) {
     return joined(types);
   }
   const Checkpoint& checkpoint = *contents.checkpoint();
-  if (checkpoint.model_files().empty()) {  // of another framework: there are no copies
+  if (checkpoint.files().model.empty()) {  // of another framework: there are no copies
     for (const Param& param : checkpoint.params()) {
       if (is_trained(param)) types.insert(std::string(torch_name(param.weight.dtype())));
     }
   }
-  for (const CheckpointFile& file : checkpoint.model_files()) {
+  for (const CheckpointFile& file : checkpoint.files().model) {
     const ModuleEntries module(file.archive->root().find_or_none(keys::kModule));
     for (const auto& [name, value] : module.all()) {
       if (!TorchArchive::is_tensor(value)) continue;
@@ -57,7 +57,7 @@ std::string precision_of(const Contents& contents) {
 
 std::string optimizer_of(const Contents& contents) {
   const Checkpoint* checkpoint = contents.checkpoint();
-  if (!checkpoint || checkpoint->facts().from_weights) return "";
+  if (!checkpoint || checkpoint->facts().from_weights()) return "";
   const std::optional<std::string>& type = checkpoint->run_config().optimizer_type;
   if (type) return *type;
   std::set<std::string> states;
@@ -113,16 +113,16 @@ void list_other_files(const Contents& contents, Summary& summary) {
   for (const CheckpointFile& file : contents.archives()) {
     read.insert(file.path.lexically_normal().string());
   }
-  for (const SwapFile& file : contents.checkpoint()->swap_files()) {
+  for (const SwapFile& file : contents.checkpoint()->files().swap) {
     read.insert(file.path.lexically_normal().string());
   }
   for (const WeightsFile& file : contents.weights_files()) {
     read.insert(file.path.lexically_normal().string());
   }
-  for (const DataFile& file : contents.checkpoint()->data_files()) {
+  for (const DataFile& file : contents.checkpoint()->files().data) {
     read.insert(file.path.lexically_normal().string());
   }
-  std::vector<fs::path> folders = contents.checkpoint()->other_roots();
+  std::vector<fs::path> folders = contents.checkpoint()->folder().other_roots;
   folders.push_back(contents.checkpoint()->tag_folder());
   for (const fs::path& folder : folders) {
     std::error_code failed;

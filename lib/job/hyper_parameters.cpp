@@ -52,8 +52,8 @@ uint64_t bytes_of(const Maker& value) {
 // What the configuration says; nullopt if it names no optimizer. engine.py
 // _configure_basic_optimizer: Adam is AdamW unless adam_w_mode says otherwise.
 std::optional<bool> is_decoupled(const Checkpoint& checkpoint) {
-  if (checkpoint.model_files().empty()) return std::nullopt;
-  const Value root = checkpoint.model_files().front().archive->root();
+  if (checkpoint.files().model.empty()) return std::nullopt;
+  const Value root = checkpoint.files().model.front().archive->root();
   const Value optimizer = root.find_or_none(keys::kDsConfig).find_or_none("optimizer");
   const Value type = optimizer.find_or_none("type");
   if (!type.is(Kind::string)) return std::nullopt;
@@ -73,8 +73,8 @@ std::optional<double> number(const TorchArchive& archive, const Value& value) {
 // What the learning rate began with: where a schedule moved it, as the configuration says it; or
 // else what it is now. torch's schedulers look for it, and DeepSpeed's leave none.
 std::optional<double> first_rate(const Checkpoint& checkpoint, const ShardValue& settings) {
-  if (!checkpoint.model_files().empty()) {
-    const TorchArchive& archive = *checkpoint.model_files().front().archive;
+  if (!checkpoint.files().model.empty()) {
+    const TorchArchive& archive = *checkpoint.files().model.front().archive;
     const Value config = archive.root().find_or_none(keys::kDsConfig);
     const Value optimizer = config.find_or_none("optimizer");
     const auto rate = number(archive, optimizer.find_or_none("params").find_or_none("lr"));

@@ -329,11 +329,11 @@ Neighbours find_neighbours(const CheckpointPlace& place) {
 CheckpointPlace place_in(const Source& source, const std::string& tag) {
   const Checkpoint& checkpoint = *source->checkpoint;
   const CheckpointFacts& facts = checkpoint.facts();
-  const bool is_others = facts.foreign || facts.has_given_states;
+  const bool is_others = facts.is_foreign() || facts.has_given_states();
   return {.named = source->path,
           .tag_folder = is_others ? source->path : checkpoint.tag_folder(),
           .tag = tag,
-          .other_roots = checkpoint.other_roots(),
+          .other_roots = checkpoint.folder().other_roots,
           .follow_links = source->options.follow_links,
           .folders = checkpoint.folder().folders};
 }

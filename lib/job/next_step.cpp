@@ -10,14 +10,14 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 
 Program program_of(const Checkpoint& checkpoint) {
-  const fs::path& folder = checkpoint.named();
+  const fs::path& folder = checkpoint.folder().named;
   const auto has = [&](const char* name) {
     std::error_code failed;
     return fs::exists(folder / name, failed);
   };
   if (has("trainer_state.json")) return Program::trainer;
   if (has("random_states_0.pkl")) return Program::accelerate;
-  for (const CheckpointFile& file : checkpoint.model_files()) {
+  for (const CheckpointFile& file : checkpoint.files().model) {
     const pickle::Value& root = file.archive->root();
     const bool has_version = root.is_mapping() && root.find("pytorch-lightning_version");
     return has_version ? Program::lightning : Program::deepspeed;

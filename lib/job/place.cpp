@@ -111,10 +111,10 @@ Place::Input input_of(const Checkpoint& checkpoint) {
   const fs::path& path = checkpoint.tag_folder();
   std::error_code failed;
   std::string what = fs::is_directory(path, failed) ? "the folder of " : "the file of ";
-  what += facts.universal      ? "the universal checkpoint"
-          : facts.from_weights ? "the weights"
-          : facts.foreign      ? "the checkpoint"
-                               : "the shards";
+  what += facts.is_universal()   ? "the universal checkpoint"
+          : facts.from_weights() ? "the weights"
+          : facts.is_foreign()   ? "the checkpoint"
+                                 : "the shards";
   return {path, what};
 }
 
@@ -124,7 +124,7 @@ Place place_beside(const Source& source) {
   const Checkpoint& checkpoint = *source->checkpoint;
   Place place;
   place.inputs = {input_of(checkpoint)};
-  for (const fs::path& root : checkpoint.other_roots()) {
+  for (const fs::path& root : checkpoint.folder().other_roots) {
     place.inputs.push_back({root, "the folder of the shards"});
   }
   for (const AveragedCheckpoint& part : checkpoint.averaged()) {

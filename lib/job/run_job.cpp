@@ -44,8 +44,9 @@ std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all,
   std::vector<InputRecord> records = records_read(job.plan, *job.inputs, job.as_they_are, frames);
   if (!all || !job.checkpoint) return records;
   std::vector<FileId> files;
-  for (const CheckpointFile& file : job.checkpoint->files()) files.push_back(file.archive->file());
-  for (const DataFile& file : job.checkpoint->data_files()) files.push_back(file.id);
+  for (const CheckpointFile& file : job.checkpoint->archives())
+    files.push_back(file.archive->file());
+  for (const DataFile& file : job.checkpoint->files().data) files.push_back(file.id);
   for (const InputRecord& record : records) files.push_back(record.extent.file);
   return all_records(*job.inputs, std::move(files), frames);
 }

@@ -141,9 +141,9 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
   impl->checkpoint = std::make_shared<const Checkpoint>(
       is_weights ? Checkpoint::from_weights(*impl->inputs, path, names, impl->like.get())
                  : Checkpoint::open(*impl->inputs, path, open));
-  if (!is_weights) impl->path = impl->checkpoint->named();
+  if (!is_weights) impl->path = impl->checkpoint->folder().named;
   // It gets the groups and files of `like`.
-  if (impl->like && impl->checkpoint->facts().foreign && options.optimizer_states) {
+  if (impl->like && impl->checkpoint->facts().is_foreign() && options.optimizer_states) {
     impl->checkpoint = std::make_shared<const Checkpoint>(
         Checkpoint::with_values(*impl->inputs, impl->like, impl->checkpoint));
   }
@@ -326,7 +326,7 @@ SourceFacts Source::facts() const {
           .ds_version = facts.ds_version,
           .global_steps = facts.global_steps,
           .tag = facts.tag,
-          .from_weights = facts.from_weights};
+          .from_weights = facts.from_weights()};
 }
 
 const std::vector<std::string>& Source::notes() const {
@@ -415,7 +415,7 @@ std::shared_ptr<MappedFile> Source::Impl::mapping_of(FileId file) {
 }
 
 void check_weights_are_read(const Checkpoint& checkpoint) {
-  if (!checkpoint.facts().from_weights || checkpoint.valueless().empty()) return;
+  if (!checkpoint.facts().from_weights() || checkpoint.valueless().empty()) return;
   throw UnsupportedError({.file = checkpoint.tag_folder().string(),
                           .tensor = printable(checkpoint.valueless().front())},
                          "is a tensor of a kind that is not read")
@@ -423,19 +423,19 @@ void check_weights_are_read(const Checkpoint& checkpoint) {
 }
 
 UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
-  if (checkpoint.facts().stripped) {
+  if (checkpoint.facts().states == StatesTold::stripped) {
     return UnsupportedError({.file = checkpoint.tag_folder().string()},
                             "was stripped to its weights by ckpt-pack strip: it has no optimizer "
                             "states");
   }
-  if (checkpoint.model_files().empty()) return unnamed_states(checkpoint.tag_folder());
+  if (checkpoint.files().model.empty()) return unnamed_states(checkpoint.tag_folder());
   if (!checkpoint.facts().has_masters) {
     return UnsupportedError({.file = checkpoint.tag_folder().string()},
                             "has the 16-bit weights alone: this engine saved neither fp32 masters "
                             "nor optimizer states");
   }
   return UnsupportedError(
-      {.file = checkpoint.model_files().front().path.string(), .member = "optimizer.state"},
+      {.file = checkpoint.files().model.front().path.string(), .member = "optimizer.state"},
       "has no names, and the shapes do not tell which parameter each state belongs to");
 }
 

@@ -37,8 +37,7 @@ struct Source::Impl {
 Source source_of(std::filesystem::path path, std::shared_ptr<InputFiles> inputs,
                  std::shared_ptr<const Checkpoint> checkpoint);
 
-// For plans that need the optimizer's states: CheckpointFacts::states_assigned is false, as it is
-// of what was stripped.
+// For plans that need the optimizer's states, and CheckpointFacts::states is not StatesTold::yes.
 UnsupportedError unassigned_states(const Checkpoint& checkpoint);
 
 // For plans that need every value of weights. Throws UnsupportedError if some are tensors of kinds

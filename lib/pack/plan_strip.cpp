@@ -141,7 +141,7 @@ class Stripper {
 
  private:
   bool keeps_weights() const { return keep_ == Keep::weights; }
-  bool is_universal() const { return source_.facts().universal; }
+  bool is_universal() const { return source_.facts().is_universal(); }
 
   void find_archives() {
     for (const Shard& shard : shards_) {
@@ -163,7 +163,7 @@ class Stripper {
   }
 
   void add_universal_files() {
-    for (const CheckpointFile& file : source_.optim_files()) {
+    for (const CheckpointFile& file : source_.files().optim) {
       Archive archive{file.archive, in_tag(relative(file.path))};
       if (keeps_weights()) {
         archive.dropped = TrainingValues::in_universal_wrapper(file.archive->root());
@@ -171,7 +171,7 @@ class Stripper {
       }
       archives_.push_back(std::move(archive));
     }
-    for (const CheckpointFile& file : source_.param_files()) {
+    for (const CheckpointFile& file : source_.files().params) {
       Archive archive{file.archive, in_tag(relative(file.path))};
       const std::string state = file.path.stem().string();
       if (keeps_weights() && state != "fp32" && state != "step") {
@@ -251,7 +251,7 @@ class Stripper {
   void lay_out_swap_files() {
     std::set<fs::path> kept;
     std::vector<Neighbour> files;
-    for (const SwapFile& file : source_.swap_files()) {
+    for (const SwapFile& file : source_.files().swap) {
       kept.insert(file.path);
       const fs::path folder = file.path.parent_path();
       files.push_back({file.path, in_tag(folder.parent_path().filename() / folder.filename() /
@@ -259,7 +259,7 @@ class Stripper {
       before_[files.back().destination] += inputs_[file.id].size();
     }
     lay_out_neighbours(inputs_, files, plan_);
-    std::vector<fs::path> folders = source_.other_roots();
+    std::vector<fs::path> folders = source_.folder().other_roots;
     folders.push_back(source_.tag_folder());
     for (const fs::path& folder : folders) {
       for (const fs::path& stored : unreferenced_swap_files(offload_folder(folder), kept)) {
@@ -273,7 +273,7 @@ class Stripper {
     Neighbours beside = find_neighbours({.named = input_,
                                          .tag_folder = source_.tag_folder(),
                                          .tag = tag_,
-                                         .other_roots = source_.other_roots(),
+                                         .other_roots = source_.folder().other_roots,
                                          .follow_links = follow_links_,
                                          .folders = source_.folder().folders});
     if (is_universal()) add_others_below_zero(beside);
@@ -349,7 +349,7 @@ const char* to_string(Keep keep) {
 
 Job plan_strip(const Source& source, Keep keep) {
   const Checkpoint& checkpoint = *source->checkpoint;
-  if (!checkpoint.data_files().empty()) {
+  if (!checkpoint.files().data.empty()) {
     throw UnsupportedError({.file = checkpoint.tag_folder().string()},
                            "is of torch.distributed.checkpoint, which is not stripped")
         .with_hint("zero-to-fp32 writes its weights");

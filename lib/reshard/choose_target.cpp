@@ -95,7 +95,7 @@ void choose_precision(Choice& choice) {
   target.saved_param_dtype = choice.source.param_dtype;
   const bool changes = target.precision != choice.source.precision;
   if (changes) target.param_dtype = dtype_of(target.precision);
-  target.new_loss_scaler = changes || choice.source.checkpoint.from_weights;
+  target.new_loss_scaler = changes || choice.source.checkpoint.from_weights();
 }
 
 // FusedAdam's param_groups have what DeepSpeed's optimizers take, but nothing of torch's.
@@ -118,7 +118,7 @@ void choose_wrapper(Choice& choice) {
   const CheckpointFacts& known = choice.reference().checkpoint;
   target.elastic = choice.source.checkpoint.elastic && choice.like == nullptr;
   if (target.is_zero12() && is_before(target.release, kRigidStates)) target.elastic = true;
-  if (!choice.options.ds_config && target.stage == known.zero_stage && !known.universal) {
+  if (!choice.options.ds_config && target.stage == known.zero_stage && !known.is_universal()) {
     target.wrapper = known.optimizer_wrapper;
   } else if (choice.engine) {
     target.wrapper = wrapper_of(
@@ -194,15 +194,16 @@ constexpr std::array kDecisions{
 
 bool Choice::keeps_plain_optimizer() const {
   // A 16-bit wrapper's state has masters, and given weights would have to go among them.
-  const bool has_old_masters = source.checkpoint.has_given_weights &&
+  const bool has_old_masters = source.checkpoint.has_given_weights() &&
                                source.checkpoint.optimizer_wrapper != EngineWrapper::plain;
   return !has_old_masters && target.stage == 0 && source.checkpoint.zero_stage == 0 &&
-         !is_other_run() && !source.checkpoint.universal && !source.checkpoint.from_weights;
+         !is_other_run() && !source.checkpoint.is_universal() && !source.checkpoint.from_weights();
 }
 
 bool Choice::layout_is_in_files() const {
   const CheckpointFacts& known = reference().checkpoint;
-  return !options.ds_config && !known.universal && known.optimizer_wrapper == EngineWrapper::zero12;
+  return !options.ds_config && !known.is_universal() &&
+         known.optimizer_wrapper == EngineWrapper::zero12;
 }
 
 const std::string& Choice::config_error() const {

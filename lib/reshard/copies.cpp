@@ -67,7 +67,7 @@ RankFreeFiles::RankFreeFiles(InputFiles& inputs, const Checkpoint& source)
     : inputs_(inputs), mesh_(source.facts().mesh), folder_(source.tag_folder().string()) {
   const TagFolder& folder = source.folder();
   std::map<std::filesystem::path, const TorchArchive*> read;
-  for (const CheckpointFile& file : source.module_files()) read.emplace(file.path, file.archive);
+  for (const CheckpointFile& file : source.files().modules) read.emplace(file.path, file.archive);
   std::vector<ShardFile> unread;
   for (const Kinds kind : {Kinds::layer, Kinds::expert}) {
     for (const ShardFile& file : folder.of_kind(kind)) {
@@ -133,7 +133,7 @@ void RankFreeFiles::find_missing_experts(const Checkpoint& world, uint32_t mp_ra
     const int64_t count = counts[layer].is(Kind::integer) ? counts[layer].as_int() : 0;
     if (count < 1 || count > kMaxExperts) {
       throw CorruptError(
-          {.file = world.model_files().front().path.string(), .member = "num_experts"},
+          {.file = world.files().model.front().path.string(), .member = "num_experts"},
           "does not say how many experts layer " + std::to_string(layer) + " has");
     }
     static const std::set<uint32_t> kNone;

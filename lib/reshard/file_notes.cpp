@@ -37,7 +37,7 @@ bool any_other(const std::vector<CheckpointFile>& files, F&& differs) {
 }
 
 void add_keys_that_differ(const Checkpoint& checkpoint, std::vector<std::string>& names) {
-  const auto& files = checkpoint.model_files();
+  const auto& files = checkpoint.files().model;
   const TorchArchive& first = *files.front().archive;
   const Value root = first.root();
   for (const auto& [key, value] : root.as_dict().items) {
@@ -54,7 +54,7 @@ void add_keys_that_differ(const Checkpoint& checkpoint, std::vector<std::string>
 }
 
 void add_buffers_that_differ(const Checkpoint& checkpoint, std::vector<std::string>& names) {
-  const auto& files = checkpoint.model_files();
+  const auto& files = checkpoint.files().model;
   std::vector<ModuleEntries> modules;
   for (const CheckpointFile& file : files) {
     modules.emplace_back(file.archive->root().find_or_none(keys::kModule));
@@ -75,7 +75,7 @@ void add_buffers_that_differ(const Checkpoint& checkpoint, std::vector<std::stri
 // Stage 3 has a model-states file a rank, and a program may have put another client_state into
 // each.
 std::vector<std::string> client_state_notes(const ShardSource& from) {
-  const size_t files = from.checkpoint.model_files().size();
+  const size_t files = from.checkpoint.files().model.size();
   const size_t kept = from.target.stage == 3 ? from.target.dp : 1;
   if (files == 1 || kept == files) return {};
   std::vector<std::string> names;
@@ -104,7 +104,7 @@ std::vector<std::string> start_notes(const ShardSource& from) {
   std::vector<std::string> notes{
       "the new run starts at step 0, with an optimizer that took no step and a schedule that "
       "begins; hyper-parameters are those of " +
-      from.checkpoint.model_files().front().path.string() + learning_rates(from.layout)};
+      from.checkpoint.files().model.front().path.string() + learning_rates(from.layout)};
   std::vector<std::string> left_out;
   const Value root = model_file_for(from, 0).archive->root();
   for (const auto& [key, value] : root.as_dict().items) {

@@ -109,7 +109,8 @@ std::optional<Found> empty_group(const Choice& choice) {
 
 std::optional<Found> frozen_or_buffer(const Choice& choice) {
   const bool told = choice.like != nullptr;
-  if (choice.target.stage != 3 || told || !choice.source.checkpoint.foreign) return std::nullopt;
+  if (choice.target.stage != 3 || told || !choice.source.checkpoint.is_foreign())
+    return std::nullopt;
   for (const Param& param : choice.source.params.all()) {
     if (param.kind == ParamKind::frozen && param.alias_of.empty()) {
       return Found{.tensor = param.name};
@@ -135,7 +136,8 @@ std::optional<Found> other_sub_groups(const Choice& choice) {
   const RunFacts& reference = choice.reference();
   const CheckpointFacts& known = reference.checkpoint;
   if (choice.options.sub_group_size || choice.options.ds_config) return std::nullopt;
-  if (choice.target.stage != 3 || known.zero_stage != 3 || known.universal) return std::nullopt;
+  if (choice.target.stage != 3 || known.zero_stage != 3 || known.is_universal())
+    return std::nullopt;
   const ExpertNames experts(reference.params.all(), reference.folder);
   size_t next = 0;
   for (const RunGroup& group : reference.groups) {

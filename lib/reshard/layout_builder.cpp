@@ -35,10 +35,10 @@ bool same_whole(const ShardValue& a, const ShardValue& b) {
 LayoutSource::LayoutSource(const Checkpoint& checkpoint)
     : params(checkpoint.params()),
       folder(checkpoint.tag_folder().string()),
-      file(checkpoint.model_files().front().path.string()),
+      file(checkpoint.files().model.front().path.string()),
       lists_all_frozen(checkpoint.facts().model_parallel),
       has_whole_states(checkpoint.facts().zero_stage == 0) {
-  const Value root = checkpoint.model_files().front().archive->root();
+  const Value root = checkpoint.files().model.front().archive->root();
   module = root.find_or_none(keys::kModule);
   frozen_param_shapes = root.find_or_none(keys::kFrozenParamShapes);
   leaves_out_frozen = checkpoint.facts().zero_stage >= 2 && frozen_param_shapes.is_none() &&

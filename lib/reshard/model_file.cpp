@@ -121,7 +121,7 @@ const ModelKey* row_of(std::span<const ModelKey> table, std::string_view key) {
 // How many steps the given values have seen: the optimizer's, and those that the run skipped.
 std::optional<int64_t> given_steps(const ModelFile& file) {
   const CheckpointFacts& facts = file.from.checkpoint.facts();
-  if (!facts.has_given_states || !facts.global_steps) return std::nullopt;
+  if (!facts.has_given_states() || !facts.global_steps) return std::nullopt;
   const CheckpointFile& model = model_file_for(file.from, file.rank);
   const Value skipped = model.archive->root().find_or_none(keys::kSkippedSteps);
   return *facts.global_steps + (skipped.is(pickle::Kind::integer) ? skipped.as_int() : 0);
@@ -144,7 +144,7 @@ std::optional<Value> value_of(ModelFile& file, std::string_view key, const Value
 }  // namespace
 
 const CheckpointFile& model_file_for(const ShardSource& from, uint32_t rank) {
-  const auto& files = from.checkpoint.model_files();
+  const auto& files = from.checkpoint.files().model;
   return files[from.target.stage == 3 && rank < files.size() ? rank : 0];
 }
 

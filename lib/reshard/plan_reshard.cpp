@@ -31,7 +31,7 @@ constexpr std::string_view kLatest = "latest";
 std::string tag_of(const Checkpoint& source) {
   constexpr std::string_view kSuffix = "_universal";
   std::string tag = output_tag(source);
-  if (source.facts().universal && tag.size() > kSuffix.size() && tag.ends_with(kSuffix)) {
+  if (source.facts().is_universal() && tag.size() > kSuffix.size() && tag.ends_with(kSuffix)) {
     tag.resize(tag.size() - kSuffix.size());
   }
   return tag;
@@ -125,7 +125,8 @@ std::optional<BatchPlan> batch_plan(const Checkpoint& source, const ReshardTarge
 // Frozen parameters have been rounded to their type once; those of another framework are as it had
 // them.
 void refuse_another_precision(const Checkpoint& source, const ReshardTarget& target) {
-  if (!source.facts().has_given_weights || source.facts().foreign || !target.param_dtype) return;
+  if (!source.facts().has_given_weights() || source.facts().is_foreign() || !target.param_dtype)
+    return;
   for (const Param& param : source.params()) {
     if (param.kind != ParamKind::frozen || size_of(param.weight.dtype()) >= 4) continue;
     throw UsageError("--weights-from with another precision: the frozen '" + param.name +
@@ -146,7 +147,7 @@ void lay_out_world(const Checkpoint& world, const TargetOptions& options, PlanBu
 // The experts of a tensor-parallel rank are others than those of the next; as the files call them
 // replicated, and each says only of itself what it has, they cannot be cut rank by rank.
 void refuse_folded(const Checkpoint& source) {
-  const CheckpointFile& file = source.model_files().front();
+  const CheckpointFile& file = source.files().model.front();
   if (file.archive->root().find_or_none(keys::kFolding).is_none()) return;
   throw UnsupportedError({.file = file.path.string(), .member = std::string(keys::kFolding)},
                          "says that AutoEP is folded with tensor parallelism, which is "
@@ -223,7 +224,7 @@ TargetOptions target_options(const Source& source, const ReshardOptions& options
   if (!options.ds_config.empty()) target.ds_config = load_ds_config(options.ds_config);
   // Weights have become one with what they are like, and so have values of other frameworks.
   const CheckpointFacts& facts = source->checkpoint->facts();
-  if (!facts.from_weights && !facts.has_given_states) target.like = source->like.get();
+  if (!facts.from_weights() && !facts.has_given_states()) target.like = source->like.get();
   return target;
 }
 
@@ -248,14 +249,14 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
   // What lies beside weights is of no training. The states decide whose goes on.
   const CheckpointFacts& facts = checkpoint.facts();
   std::error_code failed;
-  if (!facts.from_weights && fs::is_directory(source->path, failed)) {
+  if (!facts.from_weights() && fs::is_directory(source->path, failed)) {
     beside = find_neighbours(place_in(source, report.tag), facts.mesh.dp, report.target.dp);
   }
   const size_t left_out = std::erase_if(beside.files, [&](const Neighbour& file) {
     return !config_path.empty() && fs::path(file.destination).begin()->string() == config_path;
   });
   if (left_out > 0) job.notes.push_back(config_path + " beside the shards is left out");
-  if (checkpoint.facts().has_given_weights) leave_out_weights(beside.files, job.notes);
+  if (checkpoint.facts().has_given_weights()) leave_out_weights(beside.files, job.notes);
   lay_out_neighbours(*source->inputs, beside.files, plan);
   job.notes.insert(job.notes.end(), beside.notes.begin(), beside.notes.end());
 }
@@ -263,15 +264,15 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
 std::string summary_of(const Source& opened, const ReshardTarget& target) {
   const Checkpoint& source = *opened->checkpoint;
   std::string given;
-  if (source.facts().foreign) {
+  if (source.facts().is_foreign()) {
     return "what " + counted(source.facts().mesh.dp, "rank") +
            " of another framework had as "
            "stage " +
            std::to_string(target.stage) + " of " + std::to_string(target.dp);
   }
-  if (source.facts().has_given_states) {
+  if (source.facts().has_given_states()) {
     given = "the values of " + opened->path.string() + " in ";
-  } else if (source.facts().has_given_weights) {
+  } else if (source.facts().has_given_weights()) {
     given = "the weights of " + opened->options.weights_from.string() + " in ";
   }
   return given + "stage " + std::to_string(source.facts().zero_stage) + " of " +
@@ -292,7 +293,7 @@ Source for_deepspeed(const Source& source) {
 
 Job plan_reshard(const Source& source, const ReshardOptions& options) {
   const CheckpointFacts& known = source->checkpoint->facts();
-  if (known.foreign && !known.has_given_states && !options.ds_config.empty()) {
+  if (known.lacks_engine() && !options.ds_config.empty()) {
     return plan_reshard(for_deepspeed(source), options);
   }
   const Checkpoint& checkpoint = *source->checkpoint;
@@ -300,13 +301,13 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   for (const Checkpoint* each : {&checkpoint, target.like}) {
     if (each == nullptr) continue;
     const CheckpointFacts& facts = each->facts();
-    if (facts.foreign && !facts.has_given_states) {
+    if (facts.lacks_engine()) {
       throw UnsupportedError({.file = each->tag_folder().string()},
                              "is of torch.distributed.checkpoint: it does not tell the engine of "
                              "DeepSpeed")
           .with_hint("--ds-config FILE says it, or --like CHECKPOINT of the new run");
     }
-    if (facts.stripped || (!facts.has_masters && !facts.from_weights))
+    if (facts.states == StatesTold::stripped || (!facts.has_masters && !facts.from_weights()))
       throw unassigned_states(*each);
   }
   Job::Impl job = job_of(source);
@@ -314,7 +315,7 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   report->tag = tag_of(checkpoint);
   report->weights_from = source->options.weights_from.string();
   report->program =
-      program_of(checkpoint.facts().from_weights && source->like ? *source->like : checkpoint);
+      program_of(checkpoint.facts().from_weights() && source->like ? *source->like : checkpoint);
   PlanBuilder plan;
   if (checkpoint.facts().model_parallel && checkpoint.facts().layout != "universal") {
     lay_out_worlds(source, target, plan, *report, job);

@@ -31,7 +31,8 @@ void check_rank(const EngineFacts& engine) {
 
 void refuse_what_no_engine_loads(const Checkpoint& checkpoint) {
   const CheckpointFacts& facts = checkpoint.facts();
-  if (facts.stripped || !facts.has_masters) throw unassigned_states(checkpoint);
+  if (facts.states == StatesTold::stripped || !facts.has_masters)
+    throw unassigned_states(checkpoint);
   if (!facts.model_parallel) return;
   throw UnsupportedError({.file = checkpoint.tag_folder().string()},
                          "is of a model that is split over pipeline, tensor-parallel or "
@@ -105,7 +106,7 @@ ResumePlan plan_resume(const Source& source, const EngineFacts& engine) {
   check_rank(engine);
   const std::shared_ptr<InputFiles>& inputs = source->inputs;
   std::shared_ptr<const Checkpoint> checkpoint = source->checkpoint;
-  if (checkpoint->facts().foreign && !checkpoint->facts().has_given_states) {
+  if (checkpoint->facts().lacks_engine()) {
     checkpoint = std::make_shared<const Checkpoint>(
         Checkpoint::for_deepspeed(*inputs, checkpoint, kinds_of(engine)));
   }

@@ -52,7 +52,7 @@ std::optional<Value> carried(const RankFile& file, std::string_view key) {
 
 std::optional<Value> ds_config_value(const RankFile& file) {
   if (file.target().ds_config) return pickle_of(file.document(), *file.target().ds_config);
-  const TorchArchive& archive = *file.from.checkpoint.model_files().front().archive;
+  const TorchArchive& archive = *file.from.checkpoint.files().model.front().archive;
   return file.copy.of(archive, archive.root().find_or_none(keys::kDsConfig));
 }
 

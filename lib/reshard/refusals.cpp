@@ -82,7 +82,7 @@ bool lacks_expert_order(const Choice& choice) {
 bool lacks_config(const Choice& choice) {
   const CheckpointFacts& known = choice.reference().checkpoint;
   const bool from_files =
-      !choice.options.ds_config && choice.target.stage == known.zero_stage && !known.universal;
+      !choice.options.ds_config && choice.target.stage == known.zero_stage && !known.is_universal();
   return !from_files && !choice.engine && !choice.config_error().empty();
 }
 
@@ -101,7 +101,7 @@ constexpr Refusal kRefusals[] = {
     {Step::source, ErrorKind::unsupported, Place::source_folder,
      [](const Choice& c) {
        const CheckpointFacts& known = c.source.checkpoint;
-       return known.model_parallel && (known.zero_stage == 0 || known.universal);
+       return known.model_parallel && (known.zero_stage == 0 || known.is_universal());
      },
      "is of a model that is split over pipeline, tensor-parallel or expert-parallel ranks, and "
      "not of ZeRO stage 1, 2 or 3; such models are not resharded"},
@@ -113,12 +113,12 @@ constexpr Refusal kRefusals[] = {
      [](const Choice& c) { return !has_trained(c.source); },
      "has no parameter that an optimizer owns: there is nothing to reshard"},
     {Step::source, ErrorKind::usage, Place::nowhere,
-     [](const Choice& c) { return c.source.checkpoint.from_weights && c.source.file.empty(); },
+     [](const Choice& c) { return c.source.checkpoint.from_weights() && c.source.file.empty(); },
      "weights do not tell the optimizer and its parameter groups",
      "--like CHECKPOINT takes them from a checkpoint of the new run"},
     {Step::source, ErrorKind::unsupported, Place::source_file,
      [](const Choice& c) {
-       return c.source.checkpoint.from_weights && c.source.checkpoint.elastic;
+       return c.source.checkpoint.from_weights() && c.source.checkpoint.elastic;
      },
      "is elastic and has no hyper-parameters to start with"},
     {Step::source, ErrorKind::unsupported, Place::source_file,
@@ -171,7 +171,7 @@ constexpr Refusal kRefusals[] = {
        return "sub-groups are of stage 3, the new run's stage is " + std::to_string(c.target.stage);
      }},
     {Step::stage, ErrorKind::unsupported, Place::reference_file,
-     [](const Choice& c) { return c.source.checkpoint.from_weights && c.target.stage == 0; },
+     [](const Choice& c) { return c.source.checkpoint.from_weights() && c.target.stage == 0; },
      "is of stage 0, where a run does not start from shards as it would from the weights",
      "give the weights to the model before deepspeed.initialize"},
 
@@ -183,7 +183,7 @@ constexpr Refusal kRefusals[] = {
     // --- the groups there are
     {Step::stage, ErrorKind::unsupported, Place::source_states,
      [](const Choice& c) {
-       return !c.source.checkpoint.states_assigned &&
+       return c.source.checkpoint.states != StatesTold::yes &&
               (c.like != nullptr || (c.source.groups.empty() && !c.keeps_plain_optimizer()));
      },
      "has no names, and the shapes do not tell which parameter each state belongs to"},

@@ -15,7 +15,7 @@ namespace dsckpt {
 using pickle::Value;
 
 Value root_of(const Checkpoint& world) {
-  return world.model_files().front().archive->root();
+  return world.files().model.front().archive->root();
 }
 
 Value saved_param_shapes(const Checkpoint& world) {
@@ -86,7 +86,7 @@ DType param_dtype_of(const Checkpoint& checkpoint) {
   const auto& params = checkpoint.params();
   const auto param = std::find_if(params.begin(), params.end(), is_trained);
   if (param == params.end()) return DType::float32;
-  const CheckpointFile& file = checkpoint.model_files().front();
+  const CheckpointFile& file = checkpoint.files().model.front();
   const ModuleEntries module(file.archive->root().find_or_none(keys::kModule));
   const Value value = module.find(param->name);
   if (!TorchArchive::is_tensor(value)) return param->weight.dtype();
@@ -108,12 +108,12 @@ Precision precision_of_type(DType dtype) {
 Precision precision_of(const Checkpoint& checkpoint, const RunFacts& facts) {
   const Precision by_type = precision_of_type(facts.param_dtype);
   const Precision otherwise = facts.engine ? facts.engine->precision : by_type;
-  if (facts.checkpoint.universal) return otherwise;
+  if (facts.checkpoint.is_universal()) return otherwise;
   if (facts.checkpoint.zero_stage == 0) {
     return facts.checkpoint.optimizer_wrapper == EngineWrapper::plain ? Precision::fp32 : by_type;
   }
   // Old releases have no such names.
-  const bool bf16 = checkpoint.optim_files().front().path.filename().string().starts_with("bf16_");
+  const bool bf16 = checkpoint.files().optim.front().path.filename().string().starts_with("bf16_");
   return bf16 ? Precision::bf16 : otherwise;
 }
 
@@ -156,8 +156,8 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
                  .config = {},
                  .engine = {},
                  .config_error = {}};
-  if (checkpoint.model_files().empty()) return facts;
-  const auto& path = checkpoint.model_files().front().path;
+  if (checkpoint.files().model.empty()) return facts;
+  const auto& path = checkpoint.files().model.front().path;
   facts.file = path.string();
   if (const auto name = parse_shard_name(path.filename().string())) facts.mp_rank = name->mp_rank;
   facts.sub_groups = sub_groups_of(checkpoint);
@@ -170,7 +170,7 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
 std::optional<nlohmann::ordered_json> saved_ds_config(const Checkpoint& checkpoint) {
   const Value config = root_of(checkpoint).find_or_none(keys::kDsConfig);
   if (!config.is_mapping()) return std::nullopt;
-  return in_context({.file = checkpoint.model_files().front().path.string(),
+  return in_context({.file = checkpoint.files().model.front().path.string(),
                      .member = std::string(keys::kDsConfig)},
                     [&] { return json_of(config); });
 }

@@ -119,9 +119,9 @@ class LoaderNotes {
 
   // base_optimizer_state of the first file; None at stages 0 and 3.
   Value base_optimizer_state() const {
-    if (checkpoint_.optim_files().empty()) return {};
-    return checkpoint_.optim_files()
-        .front()
+    if (checkpoint_.files().optim.empty()) return {};
+    return checkpoint_.files()
+        .optim.front()
         .archive->root()
         .find_or_none(keys::kOptimizerStateDict)
         .find_or_none(keys::kBaseOptimizerState);
@@ -183,7 +183,7 @@ class LoaderNotes {
   // The loader gives all sub-groups one tensor as their step, which torch's own Adam then adds to
   // once for each of them.
   bool shares_step() const {
-    const TorchArchive& archive = *checkpoint_.optim_files().front().archive;
+    const TorchArchive& archive = *checkpoint_.files().optim.front().archive;
     const Value state = archive.root().find_or_none(keys::kOptimizerStateDict);
     if (state.find_or_none(keys::kFp32FlatGroups).sequence_or_empty().size() < 2) return false;
     const auto& params = checkpoint_.params();
@@ -193,7 +193,7 @@ class LoaderNotes {
   }
 
   bool groups_differ() const {
-    const TorchArchive& archive = *checkpoint_.optim_files().front().archive;
+    const TorchArchive& archive = *checkpoint_.files().optim.front().archive;
     const Value inner = archive.root()
                             .find_or_none(keys::kOptimizerStateDict)
                             .find_or_none(keys::kOptimizerStateDict);

@@ -33,8 +33,8 @@ class MetadataWriter {
 
   void add_optimizer_state() {
     constexpr std::string_view kPath = "zero/optimizer_state.pt";
-    if (checkpoint_.optim_files().empty()) return add_stage0_optimizer_state(std::string(kPath));
-    const TorchArchive& archive = *checkpoint_.optim_files().front().archive;
+    if (checkpoint_.files().optim.empty()) return add_stage0_optimizer_state(std::string(kPath));
+    const TorchArchive& archive = *checkpoint_.files().optim.front().archive;
     const Value state = archive.root().at(keys::kOptimizerStateDict);
     ArchiveCopy copy(archive);
     const Value root =
@@ -108,14 +108,14 @@ class MetadataWriter {
 
   // There is no ZeRO state at stage 0; the same facts are in the optimizer's own.
   void add_stage0_optimizer_state(std::string path) {
-    const TorchArchive& archive = *checkpoint_.model_files().front().archive;
+    const TorchArchive& archive = *checkpoint_.files().model.front().archive;
     const Value optimizer = archive.root().find_or_none(keys::kOptimizer);
     // DeepSpeed's defaults where the configuration is not in the file, or not understood: the run
     // that loads the folder has its own.
     const RunConfig& config = checkpoint_.run_config();
     const EngineConfig engine = config.engine.value_or(EngineConfig());
     if (!optimizer.is_mapping()) {
-      throw UnsupportedError({.file = checkpoint_.model_files().front().path.string()},
+      throw UnsupportedError({.file = checkpoint_.files().model.front().path.string()},
                              "has no optimizer state: a universal checkpoint is for going on with "
                              "the training");
     }

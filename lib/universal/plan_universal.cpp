@@ -32,7 +32,8 @@ bool belongs_to_universal(const fs::path& file) {
 void note_files_beside(const Source& source, const fs::path& output, Job::Impl& job) {
   const Checkpoint& checkpoint = *source->checkpoint;
   std::error_code failed;
-  if (output.empty() || checkpoint.facts().from_weights || !fs::is_directory(source->path, failed))
+  if (output.empty() || checkpoint.facts().from_weights() ||
+      !fs::is_directory(source->path, failed))
     return;
   const fs::path named = output.has_filename() ? output : output.parent_path();
   const fs::path above = named.has_parent_path() ? named.parent_path() : fs::path(".");
@@ -113,8 +114,8 @@ class Planner {
         inputs_(*source->inputs),
         checkpoint_(*source->checkpoint),
         job_(job_of(source)),
-        starts_(checkpoint_.facts().from_weights),
-        is_foreign_(checkpoint_.facts().foreign),
+        starts_(checkpoint_.facts().from_weights()),
+        is_foreign_(checkpoint_.facts().is_foreign()),
         stage_(starts_ ? 0 : checkpoint_.facts().zero_stage),
         // Plain stage 3 has vectors without shapes; where the loader has to cut slices out, it
         // needs shapes.
@@ -124,7 +125,7 @@ class Planner {
 
   Job plan(const UniversalOptions& options) {
     check_patterns(options);
-    if (!checkpoint_.facts().states_assigned) throw unassigned_states(checkpoint_);
+    if (checkpoint_.facts().states != StatesTold::yes) throw unassigned_states(checkpoint_);
     for (const Param& param : checkpoint_.params()) {
       if (is_trained(param)) {
         add_trained(param);
@@ -141,7 +142,7 @@ class Planner {
       add_notes(going_on_notes(checkpoint_));
     } else {
       lay_out_optimizer_state(plan_, checkpoint_);
-      for (const CheckpointFile& file : checkpoint_.model_files()) {
+      for (const CheckpointFile& file : checkpoint_.files().model) {
         lay_out_model_states(plan_, inputs_, checkpoint_, file);
       }
       add_notes(loader_notes(checkpoint_));
@@ -275,14 +276,14 @@ class Planner {
 
 Job plan_universal(const Source& source, const UniversalOptions& options) {
   const Checkpoint& checkpoint = *source->checkpoint;
-  if (source->like && !checkpoint.facts().from_weights) {
+  if (source->like && !checkpoint.facts().from_weights()) {
     throw UsageError("--like is for weights, and the input is a checkpoint");
   }
-  if (checkpoint.facts().has_given_weights) {
+  if (checkpoint.facts().has_given_weights()) {
     throw UsageError("other weights are given to native checkpoints: reshard");
   }
   check_weights_are_read(checkpoint);
-  if (!checkpoint.param_files().empty()) {
+  if (!checkpoint.files().params.empty()) {
     throw UsageError(checkpoint.tag_folder().string() + ": is a universal checkpoint already");
   }
   return Planner(source).plan(options);

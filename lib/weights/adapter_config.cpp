@@ -63,7 +63,7 @@ std::optional<fs::path> adapter_config_beside(const Checkpoint& checkpoint,
   std::error_code failed;
   const fs::path& tag = checkpoint.tag_folder();
   std::vector<fs::path> folders{tag.parent_path() / adapter, tag / adapter, tag.parent_path(), tag};
-  if (checkpoint.facts().from_weights) folders = {tag};
+  if (checkpoint.facts().from_weights()) folders = {tag};
   for (const fs::path& folder : folders) {
     const fs::path path = folder / kAdapterConfigName;
     if (fs::is_regular_file(stored_path(path).value_or(path), failed)) return path;

@@ -125,11 +125,11 @@ std::vector<fs::path> folders_beside(const Checkpoint& checkpoint) {
   std::vector<fs::path> folders{checkpoint.tag_folder()};
   std::error_code failed;
   if (!fs::is_directory(folders.front(), failed)) return {};
-  if (checkpoint.facts().from_weights) return folders;
+  if (checkpoint.facts().from_weights()) return folders;
   const fs::path above = fs::weakly_canonical(folders.front(), failed).parent_path();
   // Of a tag two folders deep it is the folder above both.
-  folders.push_back(failed ? checkpoint.named() : above);
-  if (checkpoint.named() != folders.front()) folders.push_back(checkpoint.named());
+  folders.push_back(failed ? checkpoint.folder().named : above);
+  if (checkpoint.folder().named != folders.front()) folders.push_back(checkpoint.folder().named);
   for (size_t i = 0, count = folders.size(); i < count; ++i) {
     folders.push_back(folders[i] / kHuggingFace);
   }

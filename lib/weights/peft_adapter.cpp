@@ -426,7 +426,7 @@ std::optional<AdapterPart> adapter_part(const std::string& name, bool names_adap
 }
 
 std::string trained_adapter_tensor(const Checkpoint& checkpoint) {
-  if (checkpoint.facts().from_weights) return "";
+  if (checkpoint.facts().from_weights()) return "";
   for (const Param& param : checkpoint.params()) {
     // DeepSpeed's own OptimizedLinear has names such as lora_weight_1, too.
     const bool is_of_peft =

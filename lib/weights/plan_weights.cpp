@@ -60,7 +60,7 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   refuse_other_weights(job);
 
   job.left_out = left_out(checkpoint, incomplete);
-  if (checkpoint.facts().from_weights) {
+  if (checkpoint.facts().from_weights()) {
     for (const LostFile& file : checkpoint.lost_files()) {
       job.left_out.push_back("missing\t" + printable(file.display));
     }

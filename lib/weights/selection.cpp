@@ -234,7 +234,7 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          std::vector<std::string>& notes, const HubNames* hub) {
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
     throw UnsupportedError({.file = checkpoint.tag_folder().string()},
-                           checkpoint.facts().from_weights
+                           checkpoint.facts().from_weights()
                                ? "does not tell which parameters are frozen: it has weights alone"
                                : "does not tell which parameters are frozen: it is of stage 0 in "
                                  "fp32, and trained ones have the same shapes")

@@ -77,7 +77,7 @@ void lay_out(PlanBuilder& plan, const WeightsSplit::File& file,
 std::vector<StateFiles> lay_out_states(PlanBuilder& plan, const Checkpoint& checkpoint,
                                        const std::vector<ChosenTensor>& chosen,
                                        uint64_t max_shard_size, std::vector<std::string>& notes) {
-  if (!checkpoint.facts().states_assigned) throw unassigned_states(checkpoint);
+  if (checkpoint.facts().states != StatesTold::yes) throw unassigned_states(checkpoint);
   std::vector<std::string> keys;  // in the optimizer's order
   std::set<std::string> whole;
   std::map<std::string, std::string> steps;

@@ -119,11 +119,11 @@ class TorchOptimizerFile {
 
 void lay_out_torch_optimizer(PlanBuilder& plan, const Checkpoint& checkpoint,
                              std::vector<std::string>& notes) {
-  if (checkpoint.facts().from_weights) {
+  if (checkpoint.facts().from_weights()) {
     throw UsageError("--torch-optimizer: " + shown_path(checkpoint.tag_folder()) +
                      " is weights alone, without an optimizer");
   }
-  if (!checkpoint.facts().states_assigned) throw unassigned_states(checkpoint);
+  if (checkpoint.facts().states != StatesTold::yes) throw unassigned_states(checkpoint);
   if (checkpoint.groups().empty()) throw unknown_groups(checkpoint, kWithoutIt);
   TorchOptimizerFile(checkpoint, notes).lay_out(plan);
   notes.push_back(std::string(kTorchOptimizerFile) + " is for an optimizer of " +

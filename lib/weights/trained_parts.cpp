@@ -39,7 +39,7 @@ class PartsFinder {
       : checkpoint_(checkpoint), chosen_(chosen), options_(options), own_base_(own_base) {}
 
   TrainedParts find() {
-    parts_.adapter = checkpoint_.facts().from_weights ? "" : adapter_name();
+    parts_.adapter = checkpoint_.facts().from_weights() ? "" : adapter_name();
     for (const ChosenTensor& each : chosen_) add(each);
     if (!parts_.has_methods) {
       if (const auto path = config_of_adapter(checkpoint_, parts_.adapter, options_)) {
@@ -78,7 +78,7 @@ class PartsFinder {
 
   void add(const ChosenTensor& each) {
     const std::string& name = each.tensor.name;
-    const bool is_saved = checkpoint_.facts().from_weights;
+    const bool is_saved = checkpoint_.facts().from_weights();
     const auto part = adapter_part(name, !is_saved);
     if (!part) return add_besides(each);
     if (!is_saved) {
@@ -128,7 +128,7 @@ class PartsFinder {
   // What is no part of the adapter replaces what the base has, if it was trained.
   void add_besides(const ChosenTensor& each) {
     const Param& param = *each.param;
-    if (!checkpoint_.facts().from_weights) {
+    if (!checkpoint_.facts().from_weights()) {
       if (param.kind != ParamKind::trainable) return;
       // Of a base of its own it is there already.
       if (own_base_ && !each.tensor.name.starts_with(kPeftPrefix)) return;

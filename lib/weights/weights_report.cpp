@@ -126,7 +126,7 @@ std::vector<std::string> other_weights(const std::set<std::string>& written,
 }  // namespace
 
 void refuse_other_weights(Job::Impl& job) {
-  job.place.others = [named = job.checkpoint->named(),
+  job.place.others = [named = job.checkpoint->folder().named,
                       written = paths_of(job.plan)](const fs::path& output) {
     std::error_code failed;
     if (fs::equivalent(named, output, failed)) return std::vector<std::string>();

@@ -116,7 +116,7 @@ TEST(StateDictKeys, AreThoseOfTheFilesThatDeepSpeedWrote) {
       std::erase(saved, "universal_checkpoint_info");
       EXPECT_EQ(present(keys_of(state_dict_keys(wrapper)), saved), saved);
       wrappers.insert(wrapper);
-      for (const CheckpointFile& file : checkpoint.optim_files()) {
+      for (const CheckpointFile& file : checkpoint.files().optim) {
         Keys root = keys_of(file.archive->root());
         std::erase(root, "folding");
         EXPECT_EQ(present(keys_of(optim_file_keys()), root), root);
@@ -176,7 +176,7 @@ TEST(SourceOffer, AnotherWrapperOrAUniversalFolderKeepsNothingUnknown) {
       source_offer(facts_of(1, EngineWrapper::zero12), target_of(1, EngineWrapper::bf16_optimizer))
           .keeps_unknown_state);
   CheckpointFacts universal = facts_of(2, EngineWrapper::zero12);
-  universal.universal = true;
+  universal.run = RunKind::universal;
   EXPECT_FALSE(source_offer(universal, target_of(2, EngineWrapper::zero12)).keeps_unknown_state);
 }
 
@@ -192,7 +192,7 @@ TEST(SourceOffer, TheOptimizerOfStage0IsCopiedWithItsLossScale) {
 
 TEST(SourceOffer, ARunFromWeightsKeepsNothingOfATraining) {
   CheckpointFacts facts = facts_of(2, EngineWrapper::zero12);
-  facts.from_weights = true;
+  facts.values = ValuesFrom::start;
   EXPECT_EQ(source_offer(facts, target_of(2, EngineWrapper::zero12)),
             (SourceOffer{.starts = true, .new_values = true}));
 }
@@ -200,14 +200,14 @@ TEST(SourceOffer, ARunFromWeightsKeepsNothingOfATraining) {
 // Everything goes on but the copies of the parameters, which a 16-bit wrapper of stage 0 has too.
 TEST(SourceOffer, GivenWeightsAreNoReasonToStartAnew) {
   CheckpointFacts facts = facts_of(2, EngineWrapper::zero12);
-  facts.has_given_weights = true;
+  facts.values = ValuesFrom::weights;
   EXPECT_EQ(source_offer(facts, target_of(2, EngineWrapper::zero12)),
             (SourceOffer{
                 .new_values = true, .keeps_unknown_state = true, .optimizer_is_programs = true}));
   for (const auto& [wrapper, copied] :
        {std::pair(EngineWrapper::plain, true), std::pair(EngineWrapper::fp16_fused, false)}) {
     facts = facts_of(0, wrapper);
-    facts.has_given_weights = true;
+    facts.values = ValuesFrom::weights;
     EXPECT_EQ(source_offer(facts, target_of(0, wrapper)).optimizer_as_it_is, copied);
   }
 }

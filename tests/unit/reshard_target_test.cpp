@@ -165,7 +165,7 @@ TEST(ReshardTarget, PrecisionChangesParametersAndLossScaleOnlyWhereItIsAnother) 
 
 TEST(ReshardTarget, ARunFromWeightsHasANewLossScalerInItsOwnPrecision) {
   Request request;
-  request.source.facts.checkpoint.from_weights = true;
+  request.source.facts.checkpoint.values = ValuesFrom::start;
   const ReshardTarget target = request.target();
   EXPECT_TRUE(target.new_loss_scaler);
   EXPECT_EQ(target.param_dtype, std::nullopt);
@@ -214,7 +214,7 @@ TEST(ReshardTarget, WrapperStaysWhereTheStageDoesWhateverTheConfigurationMakesOf
   request.source = KnownRun(1, EngineWrapper::bf16_optimizer);
   EXPECT_EQ(request.target().wrapper, EngineWrapper::bf16_optimizer);
   // Of a universal folder the configuration alone tells it.
-  request.source.facts.checkpoint.universal = true;
+  request.source.facts.checkpoint.run = RunKind::universal;
   EXPECT_EQ(request.target().wrapper, EngineWrapper::zero12);
   request = {};
   request.like = KnownRun(1, EngineWrapper::bf16_optimizer, "like");
@@ -516,13 +516,13 @@ std::vector<RefusedCase> refused_cases() {
        },
        "old/model.pt: has no parameter that an optimizer owns: there is nothing to reshard"},
       {[](Request& r) {
-         r.source.facts.checkpoint.from_weights = true;
+         r.source.facts.checkpoint.values = ValuesFrom::start;
          r.source.facts.file = "";
        },
        "weights do not tell the optimizer and its parameter groups",
        "--like CHECKPOINT takes them from a checkpoint of the new run"},
       {[](Request& r) {
-         r.source.facts.checkpoint.from_weights = true;
+         r.source.facts.checkpoint.values = ValuesFrom::start;
          r.source.facts.checkpoint.elastic = true;
        },
        "old/model.pt: is elastic and has no hyper-parameters to start with"},
@@ -553,14 +553,14 @@ std::vector<RefusedCase> refused_cases() {
       {[](Request& r) { r.options.sub_group_size = 8; },
        "sub-groups are of stage 3, the new run's stage is 2"},
       {[](Request& r) {
-         r.source.facts.checkpoint.from_weights = true;
+         r.source.facts.checkpoint.values = ValuesFrom::start;
          r.options.stage = 0;
        },
        "old/model.pt: is of stage 0, where a run does not start from shards as it would from the "
        "weights",
        "give the weights to the model before deepspeed.initialize"},
       {[](Request& r) {
-         r.source.facts.checkpoint.foreign = true;
+         r.source.facts.checkpoint.run = RunKind::foreign;
          r.source.add("table", {5}, ParamKind::frozen);
          r.options.stage = 3;
        },
@@ -569,7 +569,7 @@ std::vector<RefusedCase> refused_cases() {
        "--like CHECKPOINT takes it from a checkpoint of the new run"},
       {[](Request& r) {
          r.source = KnownRun(0, EngineWrapper::plain);
-         r.source.facts.checkpoint.states_assigned = false;
+         r.source.facts.checkpoint.states = StatesTold::no;
          r.source.facts.groups.clear();
          r.options.stage = 1;
        },

@@ -215,7 +215,7 @@ TEST_F(ThrowawayReader, FeedsInspect) {
 
 TEST_F(ThrowawayReader, NeedsNoneOfDeepSpeedsFacts) {
   const Checkpoint checkpoint = open();
-  EXPECT_TRUE(checkpoint.optim_files().empty());
+  EXPECT_TRUE(checkpoint.files().optim.empty());
   EXPECT_EQ(checkpoint.facts().global_steps, std::nullopt);
   EXPECT_FALSE(checkpoint.facts().model_parallel);
   EXPECT_FALSE(checkpoint.run_config().saved);

@@ -180,7 +180,7 @@ TEST(UniversalInput, HasEveryFile) {
     Case one(fs::path(DSCKPT_TESTDATA) / "checkpoints" / name);
     const Checkpoint checkpoint = one.open();
     std::set<fs::path> covered;
-    for (const CheckpointFile& file : checkpoint.files()) covered.insert(file.path);
+    for (const CheckpointFile& file : checkpoint.archives()) covered.insert(file.path);
     std::set<fs::path> expected;
     for (const auto& entry : fs::recursive_directory_iterator(one.universal())) {
       if (!entry.is_directory()) expected.insert(entry.path());

@@ -203,7 +203,7 @@ void Verification::set_place(Finding& finding, const std::optional<Extent>& plac
   finding.file = inputs[place->file].display();
   if (const CheckedFile* file = file_of(place->file)) finding.rank = file->rank();
   if (!checkpoint) return;
-  for (const SwapFile& file : checkpoint->swap_files()) {
+  for (const SwapFile& file : checkpoint->files().swap) {
     if (file.id == place->file) finding.rank = FindingRank{file.owner.dp_rank, file.owner.mp_rank};
   }
 }
