@@ -204,6 +204,13 @@ void add_param_names(CLI::App& app, std::filesystem::path& names) {
       ->type_name("FILE");
 }
 
+void add_key_map(CLI::App& app, std::filesystem::path& rules) {
+  some_path(app.add_option("--key-map", rules,
+                           "Rename, cut and join tensors by the rules in this file, lines of\n"
+                           "'REGEX => REPLACEMENT', with their optimizer states"))
+      ->type_name("FILE");
+}
+
 void add_model(CLI::App& app, std::string& model) {
   app.add_option("--model", model,
                  "Where several models were saved, such as an actor and its critic: which")

@@ -41,6 +41,8 @@ void add_model(CLI::App& app, std::string& model);
 void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots);
 // Adds --tp-rule.
 void add_tp_rules(CLI::App& app, std::vector<std::string>& rules);
+// Adds --key-map.
+void add_key_map(CLI::App& app, std::filesystem::path& rules);
 // Adds --param-names.
 void add_param_names(CLI::App& app, std::filesystem::path& names);
 // Adds the positional `name`, a checkpoint folder, --tag and --root.

@@ -76,6 +76,7 @@ void add_options(CLI::App& app, Arguments& args) {
           "steps stay, and training goes on from there"))
       ->type_name("WEIGHTS");
   cli::add_weights_options(app, args.source);
+  cli::add_key_map(app, args.source.key_map);
   app.add_flag("--plan-batch", args.reshard.plan_batch,
                "Show the batch settings that keep the global batch on the new ranks, and write\n"
                "ds_config_dpN.json with the one suggested");

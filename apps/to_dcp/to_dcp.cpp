@@ -71,10 +71,7 @@ void add_options(CLI::App& app, Arguments& args) {
       {"float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "keep"}, cli::Case::ignored)
       ->type_name("TYPE")
       ->capture_default_str();
-  cli::some_path(
-      app.add_option("--key-map", args.dcp.key_map,
-                     "Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'"))
-      ->type_name("FILE");
+  cli::add_key_map(app, args.source.key_map);
   app.add_flag("--weights-only", args.dcp.weights_only,
                "Leave out the optimizer, the scheduler and the counters");
   cli::add_run_options(app, args.common, args.run, "Replace what to-dcp wrote there before", false);

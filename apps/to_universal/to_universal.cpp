@@ -82,6 +82,7 @@ void add_options(CLI::App& app, Arguments& args) {
           "frozen and tied parameters and the optimizer's states"))
       ->type_name("CHECKPOINT");
   cli::add_weights_options(app, args.source);
+  cli::add_key_map(app, args.source.key_map);
 
   cli::add_run_options(app, args.common, args.run,
                        "Replace a universal checkpoint that is in the output folder");

@@ -131,10 +131,7 @@ void add_options(CLI::App& app, Arguments& args) {
                  "Take this from the front of names that have it")
       ->type_name("PREFIX")
       ->allow_extra_args(false);
-  cli::some_path(
-      app.add_option("--key-map", args.weights.key_map,
-                     "Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'"))
-      ->type_name("FILE");
+  cli::add_key_map(app, args.weights.key_map);
   cli::one_of(
       app.add_option("--names", args.names,
                      "Call tensors as save_pretrained does (hub), or as the module has them "

@@ -30,6 +30,8 @@
 
 namespace dsckpt {
 
+class KeyMap;
+
 // How many ranks each kind of parallelism has.
 struct Mesh {
   uint32_t pp = 1;
@@ -44,6 +46,9 @@ struct ShardValue {
   const TorchArchive* archive = nullptr;
   pickle::Value value;
 };
+
+// Whether values are equal, as far as can be told without reading more than a number.
+bool same_value(const ShardValue& a, const ShardValue& b);
 
 // What the optimizer keeps for every element of a parameter, in the parameter's shape.
 struct ParamState {
@@ -93,8 +98,12 @@ struct Param {
   UniversalForm form = {};
   // torch's flag of the master.
   bool requires_grad = false;
-  // The weight is not the checkpoint's but that of Checkpoint::with_weights.
+  // The weight is not what the files have under its name, but that of Checkpoint::with_weights, or
+  // cut or joined by Checkpoint::renamed.
   bool given = false;
+  // Of Checkpoint::renamed: its name in the files, or that of the first of those that it is made
+  // of.
+  std::string saved_name = {};
 };
 
 // Owned by an optimizer under this name.
@@ -169,6 +178,8 @@ struct CheckpointFacts {
   // False if parameters that are trained are weights of 16 bit, and no file has fp32 masters of
   // them: params() has the weights then. The states are not told either, but of files of weights.
   bool has_masters = true;
+  // The parameters have other names than in its files (Checkpoint::renamed).
+  bool renamed = false;
 
   bool is_universal() const { return run == RunKind::universal || run == RunKind::made; }
   bool is_foreign() const { return run == RunKind::foreign || run == RunKind::made; }
@@ -230,6 +241,9 @@ struct WeightNames {
   bool allow_missing = false;  // likewise
   // Names of the hub become the module's even where no checkpoint says that the run has these.
   bool as_module = false;
+  // Rules for what is left then, which keep the names of the hub from becoming the module's by
+  // themselves. nullptr: none. Borrowed.
+  KeyMap* rules = nullptr;
 };
 
 // A file of the checkpoint, opened. Borrowed from the Checkpoint.
@@ -323,6 +337,14 @@ class Checkpoint {
   static Checkpoint with_weights(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
                                  const std::filesystem::path& path, const WeightNames& names = {});
 
+  // `base` with the names that `rules` give, and with the tensors that they make of several or of a
+  // part of one: parameters, groups, states and steps likewise, in the order of the first of each.
+  // All else is that of `base`, its files too: renamed_from(). A note says which rules fit nothing.
+  // Throws UsageError if none fits any, for what the rules do not fit, and for names that become
+  // one; UnsupportedError for parameters that become one and have other states, groups or kinds.
+  static Checkpoint renamed(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
+                            KeyMap& rules);
+
   // `base` with the weights, the states, the steps and, as far as both know them, the
   // hyper-parameters of `values`, a checkpoint of another framework with names instead of an order:
   // the types are those of `base`, the tag is that of the steps. All else is that of `base`: the
@@ -391,6 +413,8 @@ class Checkpoint {
   // Tensors of the model that cannot be had: stage 3 of old releases loses frozen parameters, and
   // quantised and sparse tensors are not read. There is a note on each.
   const std::vector<std::string>& valueless() const;
+  // What it was before renamed(), as its files still are: Param::saved_name. nullptr of others.
+  const Checkpoint* renamed_from() const;
   // What it is the average of, the oldest first; empty if it is none.
   const std::vector<AveragedCheckpoint>& averaged() const;
   // Things a user should know that are no errors.

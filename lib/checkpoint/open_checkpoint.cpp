@@ -9,6 +9,7 @@
 #include "checkpoint/find/tag_folder.h"
 #include "checkpoint/hub_weights.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/renamed.h"
 #include "checkpoint/salvage.h"
 #include "checkpoint/weights.h"
 #include "deepspeed/keys.h"
@@ -112,6 +113,20 @@ bool is_trained(const Param& param) {
   return param.kind == ParamKind::trainable && param.alias_of.empty();
 }
 
+bool same_value(const ShardValue& a, const ShardValue& b) {
+  if (a.archive == nullptr || b.archive == nullptr) return a.archive == b.archive;
+  if (a.archive == b.archive && a.value.identity() != nullptr &&
+      a.value.identity() == b.value.identity()) {
+    return true;
+  }
+  if (a.value.kind() != b.value.kind()) return false;
+  if (a.value.is_none()) return true;
+  const auto x = a.archive->scalar(a.value);
+  const auto y = b.archive->scalar(b.value);
+  if (x || y) return x == y;
+  return same_plain_data(a.value, b.value);
+}
+
 bool is_computed_anew(const WholeState& state) {
   return state.key == "RMS";
 }
@@ -127,6 +142,7 @@ struct Checkpoint::Impl {
   KeyedMap<std::string_view, size_t> by_name;
   std::shared_ptr<const Checkpoint> base;    // that the weights are given to
   std::shared_ptr<const Checkpoint> values;  // that it has, with those of states
+  std::shared_ptr<const Checkpoint> renamed_from;
   std::vector<AveragedCheckpoint> averaged;
 
   // All of a checkpoint but its parameters, which are to get other weights.
@@ -307,9 +323,13 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
   for (const std::string& file : weights.missing()) {
     impl->draft.lost_files.push_back({{.kind = ShardName::Kind::model_states}, file, "is missing"});
   }
-  const std::vector<WeightsTensor> tensors =
-      as_module_has(weights, path, names, like, impl->draft.notes);
-  read_weights(impl->draft, tensors, names, like);
+  if (names.rules == nullptr) {
+    const std::vector<WeightsTensor> tensors =
+        as_module_has(weights, path, names, like, impl->draft.notes);
+    read_weights(impl->draft, tensors, names, like);
+  } else {
+    read_weights(impl->draft, renamed_weights(weights, names, impl->draft.notes), {}, like);
+  }
   if (like != nullptr) refuse_unread(path, weights);
   for (const OpaqueTensor& tensor : weights.unread()) {
     impl->draft.valueless.push_back(tensor.path);
@@ -334,12 +354,28 @@ Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Ch
   impl->take_run(*base->impl_);
   CheckpointDraft& draft = impl->draft;
   if (!draft.facts.has_given_states()) draft.facts.values = ValuesFrom::weights;
-  const std::vector<WeightsTensor> tensors =
-      as_module_has(weights, path, names, base.get(), draft.notes);
-  read_other_weights(draft, tensors, path.string(), names, *base);
+  if (names.rules == nullptr) {
+    const std::vector<WeightsTensor> tensors =
+        as_module_has(weights, path, names, base.get(), draft.notes);
+    read_other_weights(draft, tensors, path.string(), names, *base);
+  } else {
+    const std::vector<WeightsTensor> tensors = renamed_weights(weights, names, draft.notes);
+    read_other_weights(draft, tensors, path.string(), {}, *base);
+  }
   draft.notes.insert(draft.notes.end(), weights.notes().begin(), weights.notes().end());
   draft.weights = std::move(weights).take_files();
   impl->base = std::move(base);
+  impl->index_params();
+  return Checkpoint(std::move(impl));
+}
+
+Checkpoint Checkpoint::renamed(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
+                               KeyMap& rules) {
+  auto impl = std::make_unique<Impl>(inputs);
+  impl->take_run(*base->impl_);
+  impl->draft.facts.renamed = true;
+  read_renamed(impl->draft, *base, rules);
+  impl->renamed_from = std::move(base);
   impl->index_params();
   return Checkpoint(std::move(impl));
 }
@@ -462,6 +498,9 @@ const std::vector<std::string>& Checkpoint::unused_patterns() const {
 
 const std::vector<std::string>& Checkpoint::valueless() const {
   return impl_->draft.valueless;
+}
+const Checkpoint* Checkpoint::renamed_from() const {
+  return impl_->renamed_from.get();
 }
 const std::vector<AveragedCheckpoint>& Checkpoint::averaged() const {
   return impl_->averaged;

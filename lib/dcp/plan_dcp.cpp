@@ -21,7 +21,6 @@
 #include "job/cast.h"
 #include "job/hyper_parameters.h"
 #include "job/job_impl.h"
-#include "job/key_map.h"
 #include "job/neighbours.h"
 #include "job/next_step.h"
 #include "job/place.h"
@@ -186,7 +185,6 @@ class DcpPlanner {
         one_folder_(keys_.model_folder == keys_.optimizer_folder) {}
 
   Job plan() {
-    rename();
     add_weights();
     if (!options_.weights_only) {
       add_optimizer();
@@ -217,18 +215,6 @@ class DcpPlanner {
   }
 
  private:
-  void rename() {
-    NewNames names(options_.key_map, "--key-map");
-    for (const Param& param : checkpoint_.params()) {
-      names_.emplace(param.name, names.add(param.name, param.name));
-    }
-    names.note_unused(job_.notes);
-  }
-  const std::string& name_of(const std::string& param) const {
-    const auto found = names_.find(param);
-    return found == names_.end() ? param : found->second;
-  }
-
   uint64_t input_bytes() const {
     uint64_t bytes = 0;
     for (FileId id = 0; id < job_.inputs->size(); ++id) bytes += (*job_.inputs)[id].size();
@@ -245,7 +231,7 @@ class DcpPlanner {
     KeyedMap<std::string_view, std::vector<DcpPath>> names;
     for (const Param& param : checkpoint_.params()) {
       names[param.alias_of.empty() ? param.name : param.alias_of].push_back(keys_.model +
-                                                                            name_of(param.name));
+                                                                            param.name);
     }
     if (names.empty()) throw UsageError("there is no tensor to write");
     for (const Param& param : checkpoint_.params()) {
@@ -284,7 +270,7 @@ class DcpPlanner {
   }
 
   DcpPath state_path(const Param& param, const std::string& key) const {
-    return keys_.optimizer + "state" + name_of(param.name) + key;
+    return keys_.optimizer + "state" + param.name + key;
   }
 
   void add_states(const Param& param) {
@@ -364,7 +350,7 @@ class DcpPlanner {
     for (HyperParameter& option : options) {
       std::vector<DcpPath> keys{groups + option.key};
       for (const std::string& name : group.params) {
-        keys.push_back(keys_.optimizer + ("param_groups." + name_of(name) + "." + option.key));
+        keys.push_back(keys_.optimizer + ("param_groups." + name + "." + option.key));
       }
       TorchArchiveWriter writer;
       writer.document().set_root(option.value(writer));
@@ -373,7 +359,7 @@ class DcpPlanner {
     TorchArchiveWriter writer;
     std::vector<Value> names;
     for (const std::string& name : group.params) {
-      names.push_back(writer.document().string(name_of(name)));
+      names.push_back(writer.document().string(name));
     }
     writer.document().set_root(writer.document().list(std::move(names)));
     optimizer_folder().add_value({groups + "params"}, std::move(writer).write());
@@ -503,7 +489,6 @@ class DcpPlanner {
   const DcpOptions& options_;
   PresetKeys keys_;
   Job::Impl job_;
-  KeyedMap<std::string, std::string> names_;  // the checkpoint's to the folder's
   DcpWriter model_;
   DcpWriter optimizer_;  // unless one_folder_
   bool one_folder_;

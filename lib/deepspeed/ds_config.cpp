@@ -12,14 +12,12 @@
 #include "base/keyed_hash.h"
 #include "deepspeed/config_place.h"
 #include "dsckpt/error.h"
-#include "io/input_file.h"
+#include "io/text_file.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 namespace {
-
-constexpr uint64_t kMaxFileBytes = uint64_t{16} << 20;
 
 // Builds the value of a text, minding what nlohmann's own builder does not: keys that come twice
 // and depth. It also looks at all members of an object for each new one.
@@ -128,12 +126,7 @@ bool is_auto(const ordered_json& value) {
 }
 
 ordered_json load_ds_config(const fs::path& path) {
-  const InputFile file(path);
-  if (file.size() > kMaxFileBytes) {
-    throw UsageError(path.string() + ": is too long for a configuration");
-  }
-  const std::vector<std::byte> bytes = file.read(0, file.size());
-  const std::string_view text = as_text(bytes);
+  const std::string text = read_text(path, "a configuration");
   const Where where{.file = path.string()};
   return in_context(where, [&] {
     Builder builder;

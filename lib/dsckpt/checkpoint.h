@@ -48,9 +48,14 @@ struct SourceOptions {
   // goes from the front of those that have it, then `add_prefix` comes to the front of all.
   std::string strip_prefix = {};
   std::string add_prefix = {};
+  // A file of rules that rename tensors, cut them and join them, with their optimizer states: lines
+  // of "REGEX => REPLACEMENT" (apps/zero_to_fp32/README.md). Of the checkpoint, of what it has;
+  // where weights are given, of these, behind the prefixes. Empty: none. For plans that a training
+  // goes on from; plan_weights has rules of its own.
+  std::filesystem::path key_map = {};
   // Of weights with the names that models of transformers have on the hub: take the module's, as
-  // the config.json in their folder says (lib/checkpoint/names). With `like` and `weights_from` the
-  // names of the checkpoint decide. For what a training goes on from.
+  // the config.json in their folder says (lib/checkpoint/names), unless there is a `key_map`. With
+  // `like` and `weights_from` the names of the checkpoint decide. For what a training goes on from.
   bool module_names = false;
   // A checkpoint of the run that is to start, or that saved files are for; it is read with its
   // optimizer states. Empty: none.

@@ -29,8 +29,6 @@ struct DcpOptions {
   // What the model's floating tensors become; nullopt leaves each as it is stored. Optimizer states
   // keep their types.
   std::optional<DType> dtype = DType::float32;
-  // A file of rules that rename parameters and buffers, lines of "REGEX => REPLACEMENT".
-  std::filesystem::path key_map = {};
   // Without the optimizer and what else a run goes on with.
   bool weights_only = false;
 };

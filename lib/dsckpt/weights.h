@@ -47,7 +47,8 @@ struct WeightsOptions {
   std::vector<std::string> keep_fp32 = {};
   // Taken from the front of names that have it; the first that fits, once.
   std::vector<std::string> strip_prefix = {};
-  // A file of rules that rename what is left then, lines of "REGEX => REPLACEMENT".
+  // A file of rules that rename what is left then, cut it and join it, with the states: lines of
+  // "REGEX => REPLACEMENT" (apps/zero_to_fp32/README.md).
   std::filesystem::path key_map = {};
   // `by_config` is module where rules rename, or the states are written. Rules rename the hub's
   // names where these are asked for; all patterns are for the checkpoint's.

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "base/random.h"
 #include "dsckpt/error.h"
+#include "io/input_file.h"
 #include "io/output_file.h"
 
 namespace dsckpt {
@@ -111,6 +113,15 @@ std::optional<std::string> own_content(const Folder& folder, const fs::path& nam
   ::close(fd);
   if (failed != 0) throw IoError(where, "cannot read", failed);
   return content;
+}
+
+std::string read_text(const fs::path& path, std::string_view what) {
+  const InputFile file(path);
+  if (file.size() > InputFile::kMostAtOnce) {
+    throw UsageError(path.string() + ": is too long for " + std::string(what));
+  }
+  const std::vector<std::byte> bytes = file.read(0, file.size());
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 void replace_text_file(const fs::path& path, const std::string& text, bool durable) {

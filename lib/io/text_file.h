@@ -1,10 +1,11 @@
-// TextFile: a file with a text that gets its name when it is whole.
+// TextFile: a file with a text that gets its name when it is whole. And small files, read.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "io/folder.h"
 
@@ -48,6 +49,10 @@ class TextFile {
 // there is none. Throws UsageError if it is anything else, IoError.
 std::optional<std::string> own_content(const Folder& folder, const std::filesystem::path& name,
                                        uint64_t begin = 0, uint64_t most = ~uint64_t{0});
+
+// The whole of a small file that was written for a tool, compressed or not. Throws IoError, and
+// UsageError "PATH: is too long for WHAT" for more than InputFile::kMostAtOnce bytes.
+std::string read_text(const std::filesystem::path& path, std::string_view what);
 
 // Puts a file with `text` in the place of `path`, or makes it. Throws what a TextFile throws.
 void replace_text_file(const std::filesystem::path& path, const std::string& text, bool durable);

@@ -11,12 +11,14 @@
 #include "base/bytes.h"
 #include "base/text.h"
 #include "checkpoint/find/tag_folder.h"
+#include "checkpoint/renamed.h"
 #include "checkpoint/state_dicts.h"
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "format/read_tensor.h"
 #include "io/content_name.h"
 #include "io/mapped_file.h"
+#include "io/text_file.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -34,11 +36,10 @@ void refuse_weights_options(const SourceOptions& options) {
 
 // A name a line.
 std::vector<std::string> read_param_names(const fs::path& path) {
-  const InputFile file(path);
-  const std::vector<std::byte> bytes = file.read(0, file.size());
+  const std::string text = read_text(path, "names of parameters");
   std::vector<std::string> names;
   std::set<std::string> seen;
-  for (std::string_view rest = as_text(bytes); !rest.empty();) {
+  for (std::string_view rest = text; !rest.empty();) {
     const size_t end = std::min(rest.find('\n'), rest.size());
     std::string_view line = rest.substr(0, end);
     rest.remove_prefix(std::min(end + 1, rest.size()));
@@ -133,15 +134,22 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
         Checkpoint::open(*impl->inputs, options.like, {.tag = {}, .optimizer_states = true}));
     for (const ParamGroup& group : impl->like->groups()) open.order.groups.push_back(group.params);
   }
+  KeyMap rules = options.key_map.empty() ? KeyMap() : read_key_map(options.key_map);
+  const bool are_of_weights = is_weights || !options.weights_from.empty();
   const WeightNames names{.strip_prefix = options.strip_prefix,
                           .add_prefix = options.add_prefix,
                           .model = is_weights ? options.model : std::string(),
                           .allow_missing = options.allow_missing,
-                          .as_module = options.module_names};
+                          .as_module = options.module_names,
+                          .rules = rules.empty() ? nullptr : &rules};
   impl->checkpoint = std::make_shared<const Checkpoint>(
       is_weights ? Checkpoint::from_weights(*impl->inputs, path, names, impl->like.get())
                  : Checkpoint::open(*impl->inputs, path, open));
   if (!is_weights) impl->path = impl->checkpoint->folder().named;
+  if (!rules.empty() && !are_of_weights) {
+    impl->checkpoint = std::make_shared<const Checkpoint>(
+        Checkpoint::renamed(*impl->inputs, impl->checkpoint, rules));
+  }
   // It gets the groups and files of `like`.
   if (impl->like && impl->checkpoint->facts().is_foreign() && options.optimizer_states) {
     impl->checkpoint = std::make_shared<const Checkpoint>(

@@ -63,7 +63,8 @@ void add_buffers_that_differ(const Checkpoint& checkpoint, std::vector<std::stri
     if (param.kind != ParamKind::buffer) continue;
     const auto sums = [&](const CheckpointFile& file) {
       const auto index = static_cast<size_t>(&file - files.data());
-      return file.archive->checksums(modules[index].find(param.name));
+      return file.archive->checksums(
+          modules[index].find(param.saved_name.empty() ? param.name : param.saved_name));
     };
     const std::vector<uint32_t> first = sums(files.front());
     if (any_other(files, [&](const CheckpointFile& file) { return sums(file) != first; })) {

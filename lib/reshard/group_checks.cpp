@@ -132,12 +132,11 @@ std::optional<Found> frozen_without_elements(const Choice& choice) {
   return std::nullopt;
 }
 
-std::optional<Found> other_sub_groups(const Choice& choice) {
-  const RunFacts& reference = choice.reference();
+namespace {
+
+// `reference`: as its files are.
+std::optional<Found> other_sub_groups_than(const RunFacts& reference, const Choice& choice) {
   const CheckpointFacts& known = reference.checkpoint;
-  if (choice.options.sub_group_size || choice.options.ds_config) return std::nullopt;
-  if (choice.target.stage != 3 || known.zero_stage != 3 || known.is_universal())
-    return std::nullopt;
   const ExpertNames experts(reference.params.all(), reference.folder);
   size_t next = 0;
   for (const RunGroup& group : reference.groups) {
@@ -158,6 +157,19 @@ std::optional<Found> other_sub_groups(const Choice& choice) {
     }
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Found> other_sub_groups(const Choice& choice) {
+  const RunFacts& reference = choice.reference();
+  const CheckpointFacts& known = reference.checkpoint;
+  if (choice.options.sub_group_size || choice.options.ds_config) return std::nullopt;
+  if (choice.target.stage != 3 || known.zero_stage != 3 || known.is_universal())
+    return std::nullopt;
+  return reference.renamed_from == nullptr
+             ? other_sub_groups_than(reference, choice)
+             : other_sub_groups_than(run_facts(*reference.renamed_from), choice);
 }
 
 }  // namespace dsckpt

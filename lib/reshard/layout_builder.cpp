@@ -13,24 +13,6 @@
 namespace dsckpt {
 using pickle::Kind;
 using pickle::Value;
-namespace {
-
-// Values that are equal, as far as can be told without reading more than a number.
-bool same_whole(const ShardValue& a, const ShardValue& b) {
-  if (a.archive == nullptr || b.archive == nullptr) return a.archive == b.archive;
-  if (a.archive == b.archive && a.value.identity() != nullptr &&
-      a.value.identity() == b.value.identity()) {
-    return true;
-  }
-  if (a.value.kind() != b.value.kind()) return false;
-  if (a.value.is_none()) return true;
-  const auto x = a.archive->scalar(a.value);
-  const auto y = b.archive->scalar(b.value);
-  if (x || y) return x == y;
-  return same_plain_data(a.value, b.value);
-}
-
-}  // namespace
 
 LayoutSource::LayoutSource(const Checkpoint& checkpoint)
     : params(checkpoint.params()),
@@ -39,10 +21,13 @@ LayoutSource::LayoutSource(const Checkpoint& checkpoint)
       lists_all_frozen(checkpoint.facts().model_parallel),
       has_whole_states(checkpoint.facts().zero_stage == 0) {
   const Value root = checkpoint.files().model.front().archive->root();
+  leaves_out_frozen = checkpoint.facts().zero_stage >= 2 &&
+                      root.find_or_none(keys::kFrozenParamShapes).is_none() &&
+                      root.find(keys::kFrozenParamShapes);
+  // What has other names is not in the files by these.
+  if (checkpoint.renamed_from() != nullptr) return;
   module = root.find_or_none(keys::kModule);
   frozen_param_shapes = root.find_or_none(keys::kFrozenParamShapes);
-  leaves_out_frozen = checkpoint.facts().zero_stage >= 2 && frozen_param_shapes.is_none() &&
-                      root.find(keys::kFrozenParamShapes);
 }
 
 class ReshardLayout::Builder {
@@ -239,7 +224,7 @@ class ReshardLayout::Builder {
              param.states[i].value.dtype() == first.states[i].value.dtype();
     }
     if (!same) differ("has other optimizer states");
-    if (!same_whole(param.step, first.step)) differ("was stepped another number of times");
+    if (!same_value(param.step, first.step)) differ("was stepped another number of times");
     for (const WholeState& other : param.others) {
       if (other.same_on_all_ranks || is_computed_anew(other)) continue;
       throw UnsupportedError(where_of(param),
@@ -251,7 +236,7 @@ class ReshardLayout::Builder {
     for (size_t i = 0; equal && i < first.others.size(); ++i) {
       equal = param.others[i].key == first.others[i].key &&
               (is_computed_anew(first.others[i]) ||
-               same_whole(param.others[i].value, first.others[i].value));
+               same_value(param.others[i].value, first.others[i].value));
     }
     if (!equal) differ("has other values in its optimizer states");
   }

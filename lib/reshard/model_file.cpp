@@ -66,6 +66,7 @@ struct ModelKey {
 // What is made anew.
 constexpr std::array kMade{
     ModelKey{keys::kModule, false, module_value},
+    ModelKey{keys::kBufferNames, false, names_of_buffers},
     ModelKey{keys::kOptimizer, true, optimizer_value},
     ModelKey{keys::kParamShapes, true, param_shapes, kParamShapesOfModel},
     ModelKey{keys::kFrozenParamShapes, true, frozen_param_shapes, kFrozenSaved},
@@ -104,7 +105,7 @@ constexpr std::array kAtStart{
     ModelKey{keys::kDataSampler, false, none},
     ModelKey{keys::kRandomLtd, false, none},
     ModelKey{keys::kLrScheduler, false, new_lr_scheduler},
-    ModelKey{keys::kBufferNames, false, copied},
+    ModelKey{keys::kBufferNames, false, names_of_buffers},
     ModelKey{keys::kSparseTensorNames, false, copied},
     ModelKey{keys::kMpWorldSize, false, copied},
     ModelKey{keys::kDsVersion, false, copied},

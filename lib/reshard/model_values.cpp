@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/made_run.h"
 #include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
@@ -19,21 +20,20 @@ const Param& owner_of(const RankFile& file, const Param& param) {
   return param.alias_of.empty() ? param : *file.from.checkpoint.find(param.alias_of);
 }
 
-// An entry of `module` in the target's form.
-Value module_entry(ModelFile& file, const std::string& name, const Value& value) {
-  const bool meta = is_meta_tensor(value);
-  if (!meta && !TorchArchive::is_tensor(value)) return file.copy.of(value);
-  const Param* param = file.from.checkpoint.find(name);
-  if (param == nullptr) {
-    throw UnsupportedError({.file = file.from.where().file, .tensor = name},
-                           "is a parameter of the model whose values are in no file");
-  }
+UnsupportedError no_values(const ModelFile& file, const std::string& name) {
+  return UnsupportedError({.file = file.from.where().file, .tensor = name},
+                          "is a parameter of the model whose values are in no file");
+}
+
+// The entry of a parameter in `module`, where the file has `value`, in the target's form.
+Value param_entry(ModelFile& file, const Param& param, const Value& value) {
   TorchArchiveWriter& writer = file.copy.writer();
-  const Param& owner = owner_of(file, *param);
+  const Param& owner = owner_of(file, param);
   if (owner.kind == ParamKind::buffer) {
-    return file.from.offer.starts || param->given ? writer.tensor(param->weight)
-                                                  : file.copy.of(value);
+    return file.from.offer.starts || param.given ? writer.tensor(param.weight)
+                                                 : file.copy.of(value);
   }
+  const bool meta = is_meta_tensor(value);
   const DType saved = meta ? meta_tensor(value).dtype : file.copy.from().info(value).dtype;
   const DType dtype = file.target().param_dtype.value_or(saved);
   if (file.target().stage == 3) {
@@ -43,6 +43,14 @@ Value module_entry(ModelFile& file, const std::string& name, const Value& value)
   const auto [found, is_new] = file.storages.try_emplace(owner.name, 0);
   if (is_new) found->second = writer.storage(owner.weight.to(dtype));
   return writer.tensor(found->second, owner.weight.shape());
+}
+
+// Of what is no tensor a copy.
+Value module_entry(ModelFile& file, const std::string& name, const Value& value) {
+  if (!is_meta_tensor(value) && !TorchArchive::is_tensor(value)) return file.copy.of(value);
+  const Param* param = file.from.checkpoint.find(name);
+  if (param == nullptr) throw no_values(file, name);
+  return param_entry(file, *param, value);
 }
 
 // Stages 2 and 3 keep frozen parameters apart; None if the run chose not to save them, which loads
@@ -97,11 +105,40 @@ Value module_dict(ModelFile& file, const Value& saved, const ModuleEntries& entr
   return dict;
 }
 
+// In the order of the parameters, and flat; what else is in `saved` comes behind.
+Value renamed_module(ModelFile& file, const Value& saved) {
+  Document& document = file.document();
+  const ModuleEntries entries(saved);
+  const Value dict = ordered_dict(document);
+  for (const Param& param : file.from.checkpoint.params()) {
+    const Value entry = entries.find(param.saved_name);
+    if (!is_meta_tensor(entry) && !TorchArchive::is_tensor(entry)) continue;
+    document.set_item(dict, document.string(param.name), param_entry(file, param, entry));
+  }
+  for (const auto& [name, value] : entries.all()) {
+    if (!is_meta_tensor(value) && !TorchArchive::is_tensor(value)) {
+      document.set_item(dict, document.string(name), file.copy.of(value));
+    } else if (file.from.checkpoint.renamed_from()->find(name) == nullptr) {
+      throw no_values(file, name);
+    }
+  }
+  return dict;
+}
+
 }  // namespace
 
 Value module_value(ModelFile& file, const Value& saved) {
+  if (file.from.checkpoint.renamed_from() != nullptr && saved.is_mapping()) {
+    return renamed_module(file, saved);
+  }
   if (file.from.offer.module_as_it_is) return file.copy.of(saved);
   return module_dict(file, saved, ModuleEntries(saved), "");
+}
+
+Value names_of_buffers(ModelFile& file, const Value& saved) {
+  return file.from.checkpoint.renamed_from() == nullptr
+             ? file.copy.of(saved)
+             : buffer_names(file.document(), file.from.checkpoint.params());
 }
 
 Value param_shapes(ModelFile& file, const Value&) {
@@ -130,7 +167,8 @@ Value shared_params(ModelFile& file, const Value& saved) {
   Document& document = file.document();
   const Value dict = document.dict();
   if (file.rank > 0) return dict;
-  if (saved.is_mapping()) return file.copy.of(saved);
+  const bool renamed = file.from.checkpoint.renamed_from() != nullptr;
+  if (saved.is_mapping() && !renamed) return file.copy.of(saved);
   for (const Param& param : file.from.checkpoint.params()) {
     if (param.alias_of.empty()) continue;
     file.copy.set(dict, param.name, document.string(param.alias_of));

@@ -18,6 +18,8 @@ struct ModelFile : RankFile {
 
 // Each is made of what the checkpoint's file has under the key, None where it has nothing.
 
+// Where the checkpoint was renamed; else a copy.
+pickle::Value names_of_buffers(ModelFile& file, const pickle::Value& saved);
 // Between stage 3 and the others parameters become placeholders or the masters, rounded.
 // UnsupportedError for a parameter without values.
 pickle::Value module_value(ModelFile& file, const pickle::Value& saved);

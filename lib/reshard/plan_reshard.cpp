@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "checkpoint/find/tag_folder.h"
+#include "checkpoint/renamed.h"
 #include "checkpoint/weights.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/engine_config.h"
@@ -237,7 +238,7 @@ void leave_out_weights(std::vector<Neighbour>& files, std::vector<std::string>& 
     return true;
   });
   if (names.empty()) return;
-  notes.push_back("weights beside the shards are left out, they are not those given:" +
+  notes.push_back("weights beside the shards are left out, they are not those of the new run:" +
                   listed(names));
 }
 
@@ -256,9 +257,26 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
     return !config_path.empty() && fs::path(file.destination).begin()->string() == config_path;
   });
   if (left_out > 0) job.notes.push_back(config_path + " beside the shards is left out");
-  if (checkpoint.facts().has_given_weights()) leave_out_weights(beside.files, job.notes);
+  if (checkpoint.facts().has_given_weights() || checkpoint.facts().renamed) {
+    leave_out_weights(beside.files, job.notes);
+  }
   lay_out_neighbours(*source->inputs, beside.files, plan);
   job.notes.insert(job.notes.end(), beside.notes.begin(), beside.notes.end());
+}
+
+// Other modules may list their parameters in another order, by which the optimizer numbers them.
+void note_order(const Checkpoint& checkpoint, const TargetOptions& target,
+                std::vector<std::string>& notes) {
+  const auto is_made = [](const Param& param) { return is_trained(param) && param.given; };
+  const std::vector<Param>& params = checkpoint.params();
+  if (!checkpoint.facts().renamed || target.like != nullptr ||
+      std::none_of(params.begin(), params.end(), is_made)) {
+    return;
+  }
+  notes.emplace_back(
+      "what --key-map has cut or joined is where the optimizer had the first of it: the new run "
+      "has to give its optimizer the parameters in this order, which nothing here can check; "
+      "--like CHECKPOINT takes the order from a checkpoint of it");
 }
 
 std::string summary_of(const Source& opened, const ReshardTarget& target) {
@@ -310,7 +328,9 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
     if (facts.states == StatesTold::stripped || (!facts.has_masters && !facts.from_weights()))
       throw unassigned_states(*each);
   }
+  refuse_renamed_slices(checkpoint);
   Job::Impl job = job_of(source);
+  note_order(checkpoint, target, job.notes);
   auto report = std::make_shared<ReshardReport>();
   report->tag = tag_of(checkpoint);
   report->weights_from = source->options.weights_from.string();

@@ -146,6 +146,7 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
   RunFacts facts{.checkpoint = checkpoint.facts(),
                  .folder = checkpoint.tag_folder().string(),
                  .file = {},
+                 .renamed_from = checkpoint.renamed_from(),
                  .params = ParamIndex(checkpoint.params()),
                  .groups = groups_of(checkpoint),
                  .state_keys = state_keys_of(checkpoint),
@@ -160,8 +161,9 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
   const auto& path = checkpoint.files().model.front().path;
   facts.file = path.string();
   if (const auto name = parse_shard_name(path.filename().string())) facts.mp_rank = name->mp_rank;
+  const Checkpoint* renamed = checkpoint.renamed_from();
   facts.sub_groups = sub_groups_of(checkpoint);
-  facts.param_dtype = param_dtype_of(checkpoint);
+  facts.param_dtype = param_dtype_of(renamed != nullptr ? *renamed : checkpoint);
   read_config(checkpoint, facts);
   facts.precision = precision_of(checkpoint, facts);
   return facts;

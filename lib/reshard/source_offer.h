@@ -9,7 +9,7 @@ namespace dsckpt {
 struct SourceOffer {
   // The new run starts from it: nothing of its training goes on.
   bool starts = false;
-  // Its parameters have other values than the copies of them in its files.
+  // Its parameters have other values, or other names, than the copies of them in its files.
   bool new_values = false;
   // Its optimizer's wrapper is the target's, so what is not known of the wrapper's state_dict, as a
   // later DeepSpeed may have it, is kept.

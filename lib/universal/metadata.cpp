@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/experts.h"
+#include "checkpoint/renamed.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/loss_scaler.h"
 #include "deepspeed/run_config.h"
@@ -140,9 +141,16 @@ class MetadataWriter {
     std::string path = file.path.filename().string();
     const Value root = archive.root();
     const bool autoep = !root.find_or_none(autoep_layers_key(root)).is_none();
-    if (stage_ != 0 && !autoep) {
+    if (stage_ != 0 && !autoep && checkpoint_.renamed_from() == nullptr) {
       const FileId id = archive.file();
       return put_file(plan_, plan_.add_output(std::move(path), inputs[id].size()), inputs, id);
+    }
+    if (checkpoint_.renamed_from() != nullptr) {
+      return lay_out_renamed(plan_, checkpoint_, file, std::move(path),
+                             [&](std::string_view key, const Value&) -> std::optional<Value> {
+                               if (stage_ == 0 && key == keys::kOptimizer) return Value();
+                               return std::nullopt;
+                             });
     }
     ArchiveCopy copy(archive);
     const Value changed =

@@ -7,6 +7,7 @@
 
 #include "base/kernels.h"
 #include "base/text.h"
+#include "checkpoint/renamed.h"
 #include "dsckpt/error.h"
 #include "dsckpt/universal.h"
 #include "io/far_files.h"
@@ -282,6 +283,7 @@ Job plan_universal(const Source& source, const UniversalOptions& options) {
   if (checkpoint.facts().has_given_weights()) {
     throw UsageError("other weights are given to native checkpoints: reshard");
   }
+  refuse_renamed_slices(checkpoint);
   check_weights_are_read(checkpoint);
   if (!checkpoint.files().params.empty()) {
     throw UsageError(checkpoint.tag_folder().string() + ": is a universal checkpoint already");

@@ -110,12 +110,12 @@ bool may_be_trained(const Checkpoint& checkpoint, const Param& param) {
 std::set<std::string> adapters_of(const Checkpoint& checkpoint,
                                   const std::vector<ChosenTensor>& chosen) {
   std::set<std::string> names;
-  for (const auto& [param, tensor] : chosen) {
+  for (const auto& [param, tensor, made] : chosen) {
     const auto name = adapter_tensor_name(tensor.name);
     if (name && may_be_trained(checkpoint, *param)) names.insert(name->adapter);
   }
   if (names.empty()) {
-    for (const auto& [param, tensor] : chosen) {
+    for (const auto& [param, tensor, made] : chosen) {
       if (!is_of_other_tuner(tensor.name) || !may_be_trained(checkpoint, *param)) continue;
       throw UnsupportedError({.tensor = tensor.name},
                              "is of a method of PEFT that saves something else than its tensors");

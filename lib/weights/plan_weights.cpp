@@ -3,8 +3,11 @@
 #include <utility>
 
 #include "base/text.h"
+#include "checkpoint/renamed.h"
+#include "dsckpt/error.h"
 #include "dsckpt/weights.h"
 #include "job/job_impl.h"
+#include "job/source.h"
 #include "weights/companions.h"
 #include "weights/selection.h"
 #include "weights/state_files.h"
@@ -27,6 +30,19 @@ std::vector<std::string> left_out(const Checkpoint& checkpoint,
     lines.push_back(std::move(line));
   }
   return lines;
+}
+
+// By the names of the weights.
+void lay_out_optimizer(PlanBuilder& plan, const Source& source, const WeightsOptions& options,
+                       std::vector<std::string>& notes) {
+  if (options.key_map.empty()) return lay_out_torch_optimizer(plan, *source->checkpoint, notes);
+  if (!options.strip_prefix.empty()) {
+    throw UsageError("--torch-optimizer with both --strip-prefix and --key-map")
+        .with_hint("a rule of the file takes a prefix off, too: '^PREFIX =>'");
+  }
+  KeyMap rules = read_key_map(options.key_map);
+  const Checkpoint renamed = Checkpoint::renamed(*source->inputs, source->checkpoint, rules);
+  lay_out_torch_optimizer(plan, renamed, notes);
 }
 
 }  // namespace
@@ -55,7 +71,7 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   if (options.states) {
     states = lay_out_states(plan, checkpoint, chosen, options.max_shard_size, job.notes);
   }
-  if (options.torch_optimizer) lay_out_torch_optimizer(plan, checkpoint, job.notes);
+  if (options.torch_optimizer) lay_out_optimizer(plan, source, options, job.notes);
   set_plan(job, plan);
   refuse_other_weights(job);
 

@@ -9,9 +9,9 @@
 #include "base/keyed_hash.h"
 #include "base/patterns.h"
 #include "base/text.h"
+#include "checkpoint/renamed.h"
 #include "dsckpt/error.h"
 #include "job/cast.h"
-#include "job/key_map.h"
 #include "weights/companions.h"
 
 namespace dsckpt {
@@ -32,7 +32,8 @@ class Selection {
   }
 
   TensorSource cast(const Param& param, std::vector<std::string>& notes) const {
-    const bool keeps_fp32 = keep_fp32_.find_in(param.name);
+    const bool keeps_fp32 =
+        keep_fp32_.find_in(param.saved_name.empty() ? param.name : param.saved_name);
     return dsckpt::cast(param, keeps_fp32 ? DType::float32 : options_.dtype, notes);
   }
 
@@ -103,10 +104,57 @@ std::vector<ModelTensor> chosen_sources(const Checkpoint& checkpoint,
   return sources_of(wanted_params(checkpoint, Selection(options)));
 }
 
-bool are_other_names(const std::vector<ChosenTensor>& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [](const ChosenTensor& each) {
-    return each.tensor.name != each.param->name ||
-           each.tensor.source.shape() != without_padding(*each.param, each.param->weight).shape();
+// What is left of several that would become one is not that one.
+void refuse_incomplete_parts(const KeyMap& rules, const Checkpoint& checkpoint,
+                             const WeightsOptions& options) {
+  for (const IncompleteParam& param : choose_incomplete(checkpoint, options)) {
+    if (!rules.converts(without_prefix(param.name, options.strip_prefix))) continue;
+    throw UsageError("'" + param.name + "' is incomplete, and --key-map cuts or joins it")
+        .with_hint("--exclude leaves out what it would be a part of");
+  }
+}
+
+std::vector<Param> copies_of(const std::vector<const Param*>& params) {
+  std::vector<Param> copies;
+  copies.reserve(params.size());
+  for (const Param* param : params) {
+    copies.push_back(*param);
+    copies.back().saved_name = param->name;
+  }
+  return copies;
+}
+
+// As the hub has them; what is made of tied tensors alone is tied.
+std::vector<Param> hubs_params(const HubNames& hub, const std::vector<const Param*>& params) {
+  std::vector<Param> made;
+  KeyedMap<std::string, std::string> owners;
+  for (const RenamedTensor& each : hub.to_hub(sources_of(params))) {
+    const Param& first = *params[each.inputs.front()];
+    std::string key;
+    for (const size_t i : each.inputs) key += owner_of(*params[i]) + '\0';
+    const auto [owner, is_new] = owners.emplace(key + std::to_string(each.part), each.name);
+    made.push_back({.name = each.name, .kind = first.kind, .weight = each.source});
+    if (!is_new) made.back().alias_of = owner->second;
+    made.back().saved_name = first.name;
+  }
+  return made;
+}
+
+std::vector<Param> with_prefixes_stripped(std::vector<Param> params,
+                                          const WeightsOptions& options) {
+  for (Param& param : params) {
+    for (std::string* name : {&param.name, &param.alias_of}) {
+      *name = without_prefix(*name, options.strip_prefix);
+    }
+  }
+  return params;
+}
+
+bool are_other_names(const Checkpoint& checkpoint, const std::vector<ChosenTensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const ChosenTensor& each) {
+    const Param* saved = checkpoint.find(each.tensor.name);
+    return saved == nullptr ||
+           each.tensor.source.shape() != without_padding(*saved, saved->weight).shape();
   });
 }
 
@@ -200,7 +248,7 @@ std::vector<ChosenTensor> with_names_by_config(const Checkpoint& checkpoint,
     std::vector<std::string> said = notes;
     std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, options, said, &hub);
     notes = std::move(said);
-    if (are_other_names(chosen)) {
+    if (are_other_names(checkpoint, chosen)) {
       notes.push_back("names are the hub's, as save_pretrained of " + hub.model() +
                       " writes them (transformers " + std::string(transformers_of_rules()) +
                       "); --names module keeps the module's");
@@ -241,37 +289,38 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
         .with_hint("name them with --exclude");
   }
   const Selection selection(options);
-  NewNames names(options.key_map,
-                 options.key_map.empty() ? "--strip-prefix" : "--strip-prefix or --key-map");
   const std::vector<const Param*> wanted = wanted_params(checkpoint, selection);
+  KeyMap rules = options.key_map.empty() ? KeyMap() : read_key_map(options.key_map);
   std::vector<ChosenTensor> tensors;
   // From what owns the data in the checkpoint, and the type it is written as, to what owns it here:
   // an alias stands alone when its owner is left out or becomes another type.
   KeyedMap<std::string, std::pair<DType, std::string>> written;
-  const auto add = [&](const Param& param, const std::string& name, TensorSource source,
-                       const std::string& owner) {
-    OutputTensor tensor{
-        names.add(name, without_prefix(name, options.strip_prefix)), std::move(source), {}};
+  const auto add = [&](const Param& param, std::string name, TensorSource source,
+                       const std::string& owner, std::shared_ptr<const Param> made) {
+    OutputTensor tensor{std::move(name), std::move(source), {}};
     const auto [first, is_first] =
         written.emplace(owner, std::pair(tensor.source.dtype(), tensor.name));
     if (!is_first && first->second.first == tensor.source.dtype()) {
       tensor.alias_of = first->second.second;
     }
-    tensors.push_back({&param, std::move(tensor)});
+    tensors.push_back({&param, std::move(tensor), std::move(made)});
   };
-  if (hub == nullptr) {
+  if (hub == nullptr && rules.empty()) {
+    NewNames names("--strip-prefix");
     for (const Param* param : wanted) {
-      add(*param, param->name, selection.cast(*param, notes), owner_of(*param));
+      std::string name = without_prefix(param->name, options.strip_prefix);
+      names.add(param->name, name);
+      add(*param, std::move(name), selection.cast(*param, notes), owner_of(*param), nullptr);
     }
   } else {
-    for (const RenamedTensor& each : hub->to_hub(sources_of(wanted))) {
-      const Param& first = *wanted[each.inputs.front()];
-      const Param made{.name = first.name, .kind = first.kind, .weight = each.source};
-      std::string owner;
-      for (const size_t i : each.inputs) owner += owner_of(*wanted[i]) + '\0';
-      owner += std::to_string(each.part);
-      add(first, each.name, selection.cast(made, notes), owner);
+    refuse_incomplete_parts(rules, checkpoint, options);
+    const std::vector<Param> params = with_prefixes_stripped(
+        hub == nullptr ? copies_of(wanted) : hubs_params(*hub, wanted), options);
+    for (RenamedParam& each : renamed_params(params, rules, "--strip-prefix or --key-map")) {
+      const auto made = std::make_shared<const Param>(std::move(each.param));
+      add(*made, made->name, selection.cast(*made, notes), owner_of(*made), made);
     }
+    note_unused(rules, params.size(), notes);
   }
   if (tensors.empty() && !choose_incomplete(checkpoint, options).empty()) {
     throw InconsistentError({.file = checkpoint.tag_folder().string()},
@@ -279,7 +328,6 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
   }
   if (tensors.empty()) throw nothing_left(checkpoint);
   note_options_without_effect(checkpoint, options, notes);
-  names.note_unused(notes);
   return tensors;
 }
 

@@ -1,6 +1,7 @@
 // Which tensors of a checkpoint become weights, as what type and under which names.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,13 +14,16 @@ namespace dsckpt {
 
 // A parameter that is written, and what of it.
 struct ChosenTensor {
-  const Param* param;  // the first, of a tensor that is made of several
+  const Param* param;
   OutputTensor tensor;
+  // The parameter, where it has another name than in the checkpoint, or is made of others
+  // (Param::saved_name).
+  std::shared_ptr<const Param> made = {};
 };
 
 // The parameters that `options` choose, as they are to be called and of the type they are to have,
-// in the checkpoint's order; with `hub` as its to_hub() makes them. Adds a note for each rule of
-// --key-map that fits none. Throws as plan_weights and as HubNames::to_hub.
+// in the checkpoint's order; with `hub` as its to_hub() makes them, and then as --key-map does.
+// Adds a note for each rule of that that fits none. Throws as plan_weights and as HubNames::to_hub.
 std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          const WeightsOptions& options,
                                          std::vector<std::string>& notes,

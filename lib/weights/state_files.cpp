@@ -42,7 +42,7 @@ std::vector<OutputTensor> tensors_of(const std::string& key,
                                      const std::vector<ChosenTensor>& chosen) {
   std::vector<OutputTensor> tensors;
   std::map<std::string, std::string> written;  // owner in the checkpoint, name here
-  for (const auto& [param, weight] : chosen) {
+  for (const auto& [param, weight, made] : chosen) {
     const auto state =
         std::find_if(param->states.begin(), param->states.end(),
                      [&](const ParamState& candidate) { return candidate.key == key; });
@@ -81,7 +81,7 @@ std::vector<StateFiles> lay_out_states(PlanBuilder& plan, const Checkpoint& chec
   std::vector<std::string> keys;  // in the optimizer's order
   std::set<std::string> whole;
   std::map<std::string, std::string> steps;
-  for (const auto& [param, weight] : chosen) {
+  for (const auto& [param, weight, made] : chosen) {
     for (const ParamState& state : param->states) {
       if (std::find(keys.begin(), keys.end(), state.key) == keys.end()) keys.push_back(state.key);
     }

@@ -263,7 +263,7 @@ class KeyMaps(ModelParallelTest):
         rules = self.write("^x => y\n^1\\. => one.\n")
         done = self.zero_to_fp32(case("pp2_dp2_z1_bf16").load_dir, self.new_path(), "--key-map", rules)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn(f"note: {rules}:1: renames nothing", done.stderr)
+        self.assertIn(f"note: {rules}:1: fits no name", done.stderr)
 
     def test_names_that_collide_are_refused(self):
         rules = self.write("^[12]\\. => one.\n")

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/kernels.h"
 #include "base/text.h"
+#include "checkpoint/names/key_map.h"
 #include "checkpoint/tp_rule.h"
 #include "checkpoint/universal_info.h"
 #include "checkpoint/weights.h"
@@ -24,7 +25,6 @@
 #include "fuzz/memory_file.h"
 #include "fuzz/refuse_as.h"
 #include "inspect/verify/manifest.h"
-#include "job/key_map.h"
 #include "support/own_folder.h"
 #include "support/temp_file.h"
 #include "weights/model_config.h"
@@ -79,9 +79,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   });
   refuse_or([&] {
     KeyMap map = KeyMap::parse(text, "fuzz");
-    for (const char* name : {"model.layers.12.weight", ""}) {
-      refuse_or([&] { static_cast<void>(map.rename(name)); });
-    }
+    const std::vector<std::string> names{"model.layers.12.weight", "", "a", "a0", "a1"};
+    refuse_or([&] {
+      for (const KeyMap::Change& change : map.changes(names)) {
+        static_cast<void>(change.results([](size_t) {
+          return TensorSource::zeros(DType::float32, {4, 6});
+        }));
+      }
+    });
     static_cast<void>(map.unused());
   });
   refuse_or([&] { UniversalInfo{{TpRule::parse(text)}}; });

@@ -119,7 +119,7 @@ TensorSource swapped(const TensorSource& tensor, std::array<int64_t, 4> sizes) {
                                 {a * b * inner, inner, b * inner, 1});
   }
   if (outer * a * b > kMostPieces) {
-    throw UnsupportedError({}, "is permuted on the hub, and lies in pieces: " +
+    throw UnsupportedError({}, "changes the order of its elements, and lies in pieces: " +
                                    counted(static_cast<uint64_t>(outer * a * b), "part") + " of " +
                                    counted(static_cast<uint64_t>(inner), "element") +
                                    " would change places");
@@ -239,25 +239,57 @@ std::vector<TensorSource> in_order(const Collected& tensors, const ConversionCon
   return parts;
 }
 
+// Parts of these sizes, which are all of it.
+Collected in_parts(const TensorSource& tensor, size_t dim, const std::vector<int64_t>& sizes,
+                   const ConversionContext& context) {
+  Collected result;
+  int64_t start = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] < 0 || sizes[i] > tensor.shape()[dim] - start) {
+      throw does_not_fit("its parts are longer than it is");
+    }
+    result.push_back({context.to[i], {tensor.narrow(static_cast<int64_t>(dim), start, sizes[i])}});
+    start += sizes[i];
+  }
+  if (start != tensor.shape()[dim]) throw does_not_fit("its parts are shorter than it is");
+  return result;
+}
+
+// Sizes that are to each other as `shares` are.
+std::vector<int64_t> shared_out(const TensorSource& tensor, size_t dim, const Json& shares) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  const int64_t size = tensor.shape()[dim];
+  int64_t sum = 0;
+  for (const Json& share : shares) {
+    const auto number = share.get<int64_t>();
+    if (number < 1 || number > kMost) throw does_not_fit("parts are numbers above 0");
+    sum += number;
+  }
+  if (size % sum != 0) {
+    throw does_not_fit("dimension " + std::to_string(dim) + " of " + to_text(tensor.shape()) +
+                       " is cut into parts of " + std::to_string(sum) + " in all");
+  }
+  std::vector<int64_t> sizes;
+  for (const Json& share : shares) sizes.push_back(size / sum * share.get<int64_t>());
+  return sizes;
+}
+
+// With a third member the parts' shares, else as the module has them.
 Collected split(const Json& operation, const Collected& tensors, const ConversionContext& context) {
   const TensorSource& tensor = only(tensors);
   const size_t dim = dim_of(operation[1], tensor);
-  Collected result;
-  int64_t start = 0;
+  if (operation.size() > 2) {
+    return in_parts(tensor, dim, shared_out(tensor, dim, operation[2]), context);
+  }
+  std::vector<int64_t> sizes;
   for (size_t i = 0; i < context.to.size(); ++i) {
     const Shape* shape = i < context.module_shapes.size() ? context.module_shapes[i] : nullptr;
     if (shape == nullptr || shape->size() <= dim) {
       throw does_not_fit("how long its parts are, only a checkpoint of the run tells");
     }
-    const int64_t size = (*shape)[dim];
-    if (size < 0 || size > tensor.shape()[dim] - start) {
-      throw does_not_fit("its parts are longer than it is");
-    }
-    result.push_back({context.to[i], {tensor.narrow(static_cast<int64_t>(dim), start, size)}});
-    start += size;
+    sizes.push_back((*shape)[dim]);
   }
-  if (start != tensor.shape()[dim]) throw does_not_fit("its parts are shorter than it is");
-  return result;
+  return in_parts(tensor, dim, sizes, context);
 }
 
 Collected stacked_each(const Json& operation, Collected tensors, const ConversionContext& context) {
@@ -287,17 +319,20 @@ Collected unstacked(const Json& operation, const Collected& tensors,
   return result;
 }
 
-Collected transposed(const Json& operation, const Collected& tensors,
-                     const ConversionContext& context) {
-  const TensorSource& tensor = only(tensors);
-  const std::string target = context.to.size() > 1 ? context.from.front() : context.to.front();
-  // Only what is not as the module has it. Of the module's own tensors that is none.
+Collected transposed(const Json& operation, Collected tensors, const ConversionContext& context) {
+  const bool is_only = tensors.size() == 1;
   const bool if_unlike = operation.size() > 3;
-  if (if_unlike && (context.module_shape == nullptr || *context.module_shape == tensor.shape())) {
-    return {{target, {tensor}}};
+  for (auto& [pattern, parts] : tensors) {
+    if (is_only) pattern = context.to.size() > 1 ? context.from.front() : context.to.front();
+    for (TensorSource& part : parts) {
+      // Only what is not as the module has it. Of the module's own tensors that is none.
+      const bool is_like =
+          if_unlike && (context.module_shape == nullptr || *context.module_shape == part.shape());
+      if (is_like) continue;
+      part = transposed(part, dim_of(operation[1], part), dim_of(operation[2], part));
+    }
   }
-  return {
-      {target, {transposed(tensor, dim_of(operation[1], tensor), dim_of(operation[2], tensor))}}};
+  return tensors;
 }
 
 Collected permuted(const Json& operation, Collected tensors, const ConversionContext& context) {
@@ -379,7 +414,7 @@ Collected convert(const nlohmann::json& operation, Collected tensors,
   if (name == "split") return split(operation, tensors, context);
   if (name == "stack") return stacked_each(operation, std::move(tensors), context);
   if (name == "unstack") return unstacked(operation, tensors, context);
-  if (name == "transpose") return transposed(operation, tensors, context);
+  if (name == "transpose") return transposed(operation, std::move(tensors), context);
   if (name == "interleave") {
     const TensorSource& tensor = only(tensors);
     return {{context.to.front(),

@@ -59,7 +59,7 @@ OPTIONS = {
         "strip_prefix":
             "PREFIX: Take this from the front of names that have it",
         "key_map":
-            "FILE: Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'",
+            "FILE: Rename, cut and join tensors by the rules in this file, lines of 'REGEX => REPLACEMENT', with their optimizer states",
         "names":
             "WHOSE: Call tensors as save_pretrained does (hub), or as the module has them (module); default: hub for a model that a config.json of transformers 5 names",
         "hf_config":
@@ -159,7 +159,7 @@ OPTIONS = {
         "strip_prefix":
             "PREFIX: Take this from the front of names that have it",
         "key_map":
-            "FILE: Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'",
+            "FILE: Rename, cut and join tensors by the rules in this file, lines of 'REGEX => REPLACEMENT', with their optimizer states",
         "names":
             "WHOSE: Call tensors as save_pretrained does (hub), or as the module has them (module); default: hub for a model that a config.json of transformers 5 names",
         "hf_config":
@@ -250,6 +250,8 @@ OPTIONS = {
             "PREFIX: Of weights: take this from the front of names that have it",
         "add_prefix":
             "PREFIX: Of weights: put this in front of all names",
+        "key_map":
+            "FILE: Rename, cut and join tensors by the rules in this file, lines of 'REGEX => REPLACEMENT', with their optimizer states",
         "dry_run":
             "Show what would be written; write nothing",
         "ranks":
@@ -313,7 +315,7 @@ OPTIONS = {
         "dtype":
             "TYPE: The model's floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16); keep: as stored (masters are float32). Optimizer states stay (default: float32)",
         "key_map":
-            "FILE: Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'",
+            "FILE: Rename, cut and join tensors by the rules in this file, lines of 'REGEX => REPLACEMENT', with their optimizer states",
         "weights_only":
             "Leave out the optimizer, the scheduler and the counters",
         "dry_run":
@@ -390,6 +392,8 @@ OPTIONS = {
             "PREFIX: Of weights: take this from the front of names that have it",
         "add_prefix":
             "PREFIX: Of weights: put this in front of all names",
+        "key_map":
+            "FILE: Rename, cut and join tensors by the rules in this file, lines of 'REGEX => REPLACEMENT', with their optimizer states",
         "plan_batch":
             "Show the batch settings that keep the global batch on the new ranks, and write ds_config_dpN.json with the one suggested",
         "follow_links":

@@ -1,0 +1,59 @@
+// Parameters under other names, cut and joined, by the rules of a file (names/key_map.h).
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/names/key_map.h"
+#include "checkpoint/weights.h"
+#include "pickle/pickle.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// Throws UsageError, also for a file that is too long to be of rules, and IoError.
+KeyMap read_key_map(const std::filesystem::path& path);
+
+// A parameter, and the numbers of those that it is made of.
+struct RenamedParam {
+  Param param;
+  std::vector<size_t> inputs;
+};
+
+// What `params` become, in the order of the first of each. Param::alias_of is the name of another
+// one of `params`, in either. What is made of tied parameters alone is tied likewise. `options`:
+// what has renamed, for errors. Throws as Checkpoint::renamed, but where no rule fits.
+std::vector<RenamedParam> renamed_params(std::span<const Param> params, KeyMap& rules,
+                                         const std::string& options);
+
+// A note on each rule that fits nothing; UsageError if none does.
+void note_unused(const KeyMap& rules, size_t tensors, std::vector<std::string>& notes);
+
+// The reader of Checkpoint::renamed: params, groups and notes.
+void read_renamed(CheckpointDraft& draft, const Checkpoint& base, KeyMap& rules);
+
+// The tensors of files of weights by the engine's names: prefixes first, then the rules.
+std::vector<WeightsTensor> renamed_weights(const Weights& weights, const WeightNames& names,
+                                           std::vector<std::string>& notes);
+
+// What a file has under a key, changed; nullopt: nothing is to be changed.
+using ChangeValue =
+    std::function<std::optional<pickle::Value>(std::string_view key, const pickle::Value& saved)>;
+
+// A model-states file of a checkpoint that was renamed, by the new names, with what `change` has
+// for other keys. Throws UnsupportedError for what cannot be had of its tensors.
+void lay_out_renamed(PlanBuilder& plan, const Checkpoint& checkpoint, const CheckpointFile& file,
+                     std::string path, const ChangeValue& change);
+
+// For who writes files of DeepSpeed: only parameters that data-parallel ranks have whole can get
+// other names. Throws UnsupportedError.
+void refuse_renamed_slices(const Checkpoint& checkpoint);
+
+}  // namespace dsckpt
