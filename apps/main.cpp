@@ -44,9 +44,9 @@ constexpr std::array kShorts = {
     Short{"tree", &kCkptInspect, true},    Short{"where", &kCkptInspect, true},
     Short{"print", &kCkptInspect, true},   Short{"raw", &kCkptInspect, true},
     Short{"browse", &kCkptInspect, true},  Short{"unpack", &kCkptPack, true},
-    Short{"strip", &kCkptPack, true},      Short{"work", &kCkptPlan, true},
-    Short{"commit", &kCkptPlan, true},     Short{"steps", &kCkptPlan, true},
-    Short{"abandon", &kCkptPlan, true},
+    Short{"strip", &kCkptPack, true},      Short{"keep", &kCkptPack, true},
+    Short{"work", &kCkptPlan, true},       Short{"commit", &kCkptPlan, true},
+    Short{"steps", &kCkptPlan, true},      Short{"abandon", &kCkptPlan, true},
 };
 
 // The words that `called` stands for: a tool's name, and perhaps that of a command of it; none if

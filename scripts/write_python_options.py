@@ -27,11 +27,11 @@ NOT_IN_PYTHON = {"json", "quiet", "color", "generate", "help", "version", "progr
 
 # By what --help calls the value; what is not here is a text.
 TYPES = {
-    "N": "int", "M": "int", "S": "int", "SECONDS": "int", "ELEMENTS": "int", "SIZE": "int | str", "RATE": "int | str",
+    "N": "int", "M": "int", "S": "int", "STEPS": "int", "STEP": "int | str", "SECONDS": "int", "ELEMENTS": "int", "SIZE": "int | str", "RATE": "int | str",
     "DECAY": "float", "ALPHA": "float", "ATOL": "float", "RTOL": "float", "W,W,...": "float",
     "DIR": "_Path", "FILE": "_Path", "CHECKPOINT": "_Path", "REPORT": "_Path", "WEIGHTS": "_Path",
 }  # fmt: skip
-WITH_LEVEL = {"zstd"}  # flags that take a number, too
+WITH_LEVEL = {"pack", "zstd"}  # flags that take a number, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +62,8 @@ FUNCTIONS = {
     "unpack": Function(("ckpt-pack", "unpack"), ("folder: _Path", "output: _Path"), "Packing", "None"),
     "strip": Function(("ckpt-pack", "strip"), ONE, "Stripping", "None",
                       own={"keep": 'Literal["weights", "resume"]'}),
+    "keep": Function(("ckpt-pack", "keep"), ("run: _Path",), "list[Kept]", "None",
+                     own={"to": "_Path", "once": "bool = True"}),
     "inspect": Function(("ckpt-inspect",), ("path: _Path",), "Summary"),
     "html": Function(("ckpt-inspect",), ("path: _Path", "report: _Path"), "Summary", without=("html",)),
     "tree": Function(("ckpt-inspect", "tree"), ("path: _Path",), "Tree"),
@@ -86,8 +88,8 @@ from concurrent.futures import Executor
 from os import PathLike
 from typing import Callable, Iterable, Literal, Mapping, Protocol, overload
 
-from .results import (Conversion, Difference, Extents, Packing, RawPickle, Scan, StatisticsList, Stripping, Summary,
-                      TensorList, Tree, Values, Verification)
+from .results import (Conversion, Difference, Extents, Kept, Packing, RawPickle, Scan, StatisticsList, Stripping,
+                      Summary, TensorList, Tree, Values, Verification)
 
 _Path = str | PathLike[str]
 _Progress = Callable[[int, int], object] | bool | None

@@ -16,10 +16,7 @@ namespace {
 
 // In the order in which --help has them.
 constexpr std::array kCommands = {
-    &pack::add_pack,
-    &pack::add_unpack,
-    &pack::add_strip,
-    &pack::add_estimate,
+    &pack::add_pack, &pack::add_unpack, &pack::add_strip, &pack::add_estimate, &pack::add_keep,
 };
 
 int run(CLI::App& app, int argc, char** argv) {
@@ -36,7 +33,8 @@ int run(CLI::App& app, int argc, char** argv) {
                          "ckpt-pack pack checkpoint-500 checkpoint-500-packed",
                          "zero-to-fp32 checkpoint-500-packed weights",
                          "ckpt-pack unpack checkpoint-500-packed checkpoint-500",
-                         "ckpt-pack strip checkpoint-500 checkpoint-500-weights --keep weights"},
+                         "ckpt-pack strip checkpoint-500 checkpoint-500-weights --keep weights",
+                         "ckpt-pack keep run --to /nas/run --last 3"},
             .remarks = {"All tools read packed checkpoints as they are.",
                         "DeepSpeed and torch need them unpacked."}});
   return cli::run(app, common, argc, argv, [&] {

@@ -12,5 +12,6 @@ AddCommand add_pack;
 AddCommand add_unpack;
 AddCommand add_strip;
 AddCommand add_estimate;
+AddCommand add_keep;
 
 }  // namespace dsckpt::pack

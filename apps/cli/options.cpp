@@ -239,6 +239,10 @@ void add_follow_links(CLI::App& app, bool& follow_links) {
                "Copy also what links in the input lead to outside of it");
 }
 
+void become_idle_at_disk() {
+  set_io_class(IoClass::idle);
+}
+
 void add_pass_options(CLI::App& app, Common& common) {
   in_range(
       app.add_option("--threads", common.threads,

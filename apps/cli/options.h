@@ -52,6 +52,8 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
 void add_weights_options(CLI::App& app, SourceOptions& source);
 // For commands that copy files. Adds --follow-links.
 void add_follow_links(CLI::App& app, bool& follow_links);
+// What --io-class idle does. Throws IoError.
+void become_idle_at_disk();
 // For commands that read tensors. Adds --threads, --io-class and --progress.
 void add_pass_options(CLI::App& app, Common& common);
 

@@ -175,6 +175,10 @@ const Folder& StagedOutput::folder() const {
   return *staging_->folder;
 }
 
+const Folder& StagedOutput::folder_above() const {
+  return *staging_->place;
+}
+
 bool StagedOutput::is_written() const {
   return staging_->written_inode.has_value();
 }

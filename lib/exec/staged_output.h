@@ -55,8 +55,9 @@ class StagedOutput : public Output {
   void prepare() override;
   // Throws also for a folder that cannot be written into. Not with StageOptions::job.
   std::string check() override;
-  // Since prepare(): the staging folder, and how files are staged in it.
+  // Since prepare(): the staging folder, the one that it is in, and how files are staged in it.
   const Folder& folder() const;
+  const Folder& folder_above() const;
   StagingPlace place() const;
   // Whether a run before had begun there.
   bool goes_on() const { return goes_on_; }

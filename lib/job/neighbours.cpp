@@ -27,6 +27,11 @@ namespace {
 
 constexpr std::string_view kTrainerOfOneRank = "rng_state.pth";
 
+// What the tools themselves have put there.
+bool is_of_tools(std::string_view name) {
+  return name.starts_with(kStagingPrefix) || name.starts_with(kKeepPrefix);
+}
+
 bool is_folder(const fs::path& path) {
   std::error_code ignored;
   return fs::symlink_status(path, ignored).type() == fs::file_type::directory;
@@ -212,8 +217,7 @@ class Finder {
     for (const fs::path& path : list(named)) {
       const std::string name = path.filename().string();
       if (is_of_state(path)) continue;
-      if (name == "latest" || name == "latest_universal" || name.starts_with(kStagingPrefix))
-        continue;
+      if (name == "latest" || name == "latest_universal" || is_of_tools(name)) continue;
       if (is_folder(path)) {
         if (name == "zero" || is_tag(path) || place_.tag.starts_with(name + "/")) continue;
         if (holds_shards(path)) {
@@ -291,7 +295,7 @@ class Finder {
       const std::string file = path.filename().string();
       const fs::path name = fs::path(place_.tag) / file;
       if (file == "latest" || file == "latest_universal" || file == "zero" ||
-          file == "offloaded_tensors" || file.starts_with(kStagingPrefix) || is_shard(path)) {
+          file == "offloaded_tensors" || is_of_tools(file) || is_shard(path)) {
         continue;
       }
       if (is_folder(path)) {

@@ -19,6 +19,10 @@ namespace dsckpt {
 // DeepSpeed's script beside the shards (engine.py _copy_recovery_script), which reads them alone.
 inline constexpr std::string_view kConverterScript = "zero_to_fp32.py";
 
+// What ckpt-pack keep puts beside checkpoints, to know them again, begins so. It is no part of
+// them.
+inline constexpr std::string_view kKeepPrefix = ".dsckpt-keep";
+
 // A file to copy byte for byte.
 struct Neighbour {
   std::filesystem::path source;
@@ -51,12 +55,12 @@ struct CheckpointPlace {
 // Of the tag folder: files that are not shards, as TAG/NAME. Unless the user named the tag folder
 // itself, also of the named folder: all files under their own names but `latest` and
 // `latest_universal`, and all folders with everything in them but those that hold shards (other
-// tags; with a note if they lie deeper), `zero` (universal) and unfinished outputs
-// (.dsckpt-staging-*). Of another framework's checkpoint the named folder has files of its own,
-// which are none: chunks, files of ranks, weights and optimizers. Links to files in these folders
-// are copied as files. Links out of them, links to folders, broken links, and what is neither file
-// nor folder are left out, with a note; so are folders of the tag folder but offloaded_tensors,
-// which is part of the shards. Empty folders are not made.
+// tags; with a note if they lie deeper), `zero` (universal), unfinished outputs
+// (.dsckpt-staging-*) and what begins with kKeepPrefix. Of another framework's checkpoint the named
+// folder has files of its own, which are none: chunks, files of ranks, weights and optimizers.
+// Links to files in these folders are copied as files. Links out of them, links to folders, broken
+// links, and what is neither file nor folder are left out, with a note; so are folders of the tag
+// folder but offloaded_tensors, which is part of the shards. Empty folders are not made.
 //
 // Random numbers, in the named folder: ranks that both runs have keep theirs. rng_state_{r}.pth is
 // the Hugging Face Trainer's (trainer.py _load_rng_state: rng_state.pth in a run on one rank, which

@@ -555,7 +555,8 @@ void check_can_be_in_steps(const Job& job, const fs::path& output) {
 }
 
 RunStats run_into_folder(const Job& job, const fs::path& output, const RunOptions& options,
-                         bool only_goes_on, Progress& progress, Group* group) {
+                         bool only_goes_on, Progress& progress, Group* group,
+                         const FolderCheck& check = {}) {
   const IoChoice io = io_of(*job, output, options);
   std::optional<JobIdentity> identity;
   if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(*job, options));
@@ -564,14 +565,18 @@ RunStats run_into_folder(const Job& job, const fs::path& output, const RunOption
   stage.only_goes_on = only_goes_on;
   StagedOutput staged(job->plan, target_of(*job, output), stage);
   RunStats stats;
+  bool is_elsewhere = false;
   try {
     staged.prepare();
+    is_elsewhere = true;
+    if (check) check(staged.folder_above());
+    is_elsewhere = false;
     stats = staged.is_written()
                 ? nothing_to_write(*job)
                 : Writing(*job, options, io, staged, &staged, output, group)(progress);
     staged.commit(pointer_of(job->place, output));
   } catch (const Error& error) {
-    fail_with_notes(error, staged);
+    fail_with_notes(error, staged, is_elsewhere);
   }
   stats.notes = staged.notes();
   return stats;
@@ -595,12 +600,12 @@ Planned planned_before(const Folder& folder, const JobIdentity& identity, const 
 }  // namespace
 
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options, Progress& progress,
-             Group* group) {
+             Group* group, const FolderCheck& check) {
   if (job->hash == ContentHash::check) check_has_content_hashes(*job);
   if (const std::optional<FarPlace> far = store_of(output)) {
     return run_far(*job, *far, output, options, progress, group);
   }
-  return run_into_folder(job, output, options, false, progress, group);
+  return run_into_folder(job, output, options, false, progress, group, check);
 }
 
 Planned plan_steps(const Job& job, const fs::path& output, const RunOptions& given,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -10,14 +11,20 @@
 #include "exec/share_forecast.h"
 #include "exec/step_files.h"
 #include "group/group.h"
+#include "io/folder.h"
 #include "job/job_impl.h"
 
 namespace dsckpt {
 
+// Looks at the folder that an output is staged in, and committed to, before anything is written. If
+// it throws, nothing is left there.
+using FolderCheck = std::function<void(const Folder& folder)>;
+
 // run() of dsckpt/run.h, watched and stopped through `progress`, into an `output` that has passed
-// check_place(). With a group, of which this is rank 0, all its ranks read and write.
+// check_place(). With a group, of which this is rank 0, all its ranks read and write. `check`: not
+// called in object stores.
 RunStats run(const Job& job, const std::filesystem::path& output, const RunOptions& options,
-             Progress& progress, Group* group = nullptr);
+             Progress& progress, Group* group = nullptr, const FolderCheck& check = {});
 
 // The first step of such a run, after which any process may work (exec/step_work.h) and
 // commit_planned() ends it. Refuses what other processes could not do.

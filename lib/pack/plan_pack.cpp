@@ -19,6 +19,7 @@
 #include "io/opening_files.h"
 #include "job/job_impl.h"
 #include "job/links.h"
+#include "pack/plan_kept.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -37,8 +38,9 @@ bool is_of_dcp(const FoundFile& file) {
 // Files below a folder.
 class Finder {
  public:
-  Finder(std::vector<std::string>& notes, bool follow_links)
-      : notes_(notes), follow_links_(follow_links) {}
+  // `marks`: what ckpt-pack keep has put there counts as well.
+  Finder(std::vector<std::string>& notes, bool follow_links, bool marks)
+      : notes_(notes), follow_links_(follow_links), marks_(marks) {}
 
   std::vector<FoundFile> below(const fs::path& folder) {
     folder_ = folder;
@@ -77,6 +79,7 @@ class Finder {
     std::error_code ignored;
     if (path.filename().native().starts_with(kStagingPrefix))
       return leave_out(name, "is unfinished");
+    if (!marks_ && path.filename().native().starts_with(kKeepPrefix)) return;
     if (!follow_links_ && leads_out(path, {&folder_, 1})) {
       throw UsageError(path.string() + ": is a link out of the folder")
           .with_hint("--follow-links takes what it leads to");
@@ -101,17 +104,18 @@ class Finder {
   std::vector<FoundFile> found_;
   std::vector<std::string>& notes_;
   bool follow_links_;
+  bool marks_;
   fs::path folder_;
   std::vector<fs::path> above_;  // the folders that are being listed, by their real names
 };
 
 std::vector<FoundFile> find_all(const fs::path& input, bool follow_links,
-                                std::vector<std::string>& notes) {
+                                std::vector<std::string>& notes, bool marks = true) {
   std::error_code failed;
   const fs::file_status status = fs::status(input, failed);
   std::vector<FoundFile> found;
   if (fs::is_directory(status)) {
-    found = Finder(notes, follow_links).below(input);
+    found = Finder(notes, follow_links, marks).below(input);
   } else if (fs::exists(status)) {
     if (is_latest(input)) {
       throw UsageError(input.string() + ": names a tag and holds no tensors")
@@ -236,7 +240,63 @@ Job plan_copies(const fs::path& input, bool packs, ContentHash hash, bool follow
   return Job(std::move(job));
 }
 
+// {"files": [{"path", "bytes"}], "bytes"}
+class KeptReport : public JobReport {
+ public:
+  nlohmann::json json(const Job::Impl& job) const override { return plan_json(job.plan); }
+
+  Listing listing(const Job::Impl& job) const override {
+    Listing listing;
+    for (const PlannedFile& file : job.plan.outputs()) {
+      listing.rows.push_back({printable(file.path), human_bytes(file.size)});
+    }
+    listing.below.push_back(plan_totals(job.plan));
+    return listing;
+  }
+};
+
 }  // namespace
+
+void lay_out_beside(InputFiles& inputs, const KeptBeside& beside, PlanBuilder& plan) {
+  lay_out_neighbours(inputs, beside.files, plan);
+  for (const auto& [path, text] : beside.texts) put_text(plan, path, text);
+}
+
+Job plan_kept(const fs::path& folder, const std::string& name, const KeptBeside& beside, bool packs,
+              Progress* progress) {
+  auto inputs = std::make_shared<InputFiles>();
+  inputs->watch(progress);
+  Job::Impl job{.inputs = inputs, .plan = {}, .place = place_apart_from(folder)};
+  const std::vector<FoundFile> found = find_all(folder, false, job.notes, false);
+  std::vector<FileId> ids;
+  for (const FoundFile& file : found) ids.push_back(inputs->add(file.stored, folder));
+  const Types types = types_of(*inputs, found, ids);
+
+  PlanBuilder plan;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const uint64_t size = (*inputs)[ids[i]].size();
+    const std::string path = (fs::path(name) / found[i].name).generic_string();
+    put_file(plan, plan.add_output(path, size), ids[i], size, types.tensors[i]);
+    if (!types.notes[i].empty() || is_of_dcp(found[i])) job.as_they_are.insert(ids[i]);
+  }
+  lay_out_beside(*inputs, beside, plan);
+  set_plan(job, plan);
+  job.what = counted(job.plan.outputs().size(), "file") + (packs ? " packed" : "");
+  job.report = std::make_shared<KeptReport>();
+  return Job(std::move(job));
+}
+
+Job plan_beside(const KeptBeside& beside) {
+  const auto inputs = std::make_shared<InputFiles>();
+  Job::Impl job{.inputs = inputs, .plan = {}};
+  PlanBuilder plan;
+  lay_out_beside(*inputs, beside, plan);
+  set_plan(job, plan);
+  for (FileId file = 0; file < inputs->size(); ++file) job.as_they_are.insert(file);
+  job.what = counted(job.plan.outputs().size(), "file");
+  job.report = std::make_shared<KeptReport>();
+  return Job(std::move(job));
+}
 
 Job plan_pack(const fs::path& input, bool sha256, bool follow_links, Progress* progress) {
   return plan_copies(input, true, sha256 ? ContentHash::keep : ContentHash::none, follow_links,

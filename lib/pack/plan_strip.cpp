@@ -25,6 +25,7 @@
 #include "job/links.h"
 #include "job/neighbours.h"
 #include "job/next_step.h"
+#include "pack/plan_kept.h"
 #include "pack/training_values.h"
 
 namespace dsckpt {
@@ -109,12 +110,13 @@ class StripReport : public JobReport {
 
 class Stripper {
  public:
-  Stripper(const Source& source, Keep keep)
+  Stripper(const Source& source, Keep keep, const KeptBeside& beside)
       : inputs_(*source->inputs),
         source_(*source->checkpoint),
         input_(source->path),
         follow_links_(source->options.follow_links),
         keep_(keep),
+        beside_(beside),
         tag_(output_tag(source_)),
         job_(job_of(source)) {
     const TagFolder& folder = source_.folder();
@@ -127,6 +129,7 @@ class Stripper {
     lay_out_swap_files();
     lay_out_others();
     put_counted_text(is_universal() ? "latest_universal" : "latest", tag_);
+    lay_out_beside(inputs_, beside_, plan_);
     set_plan(job_, plan_);
     auto report = std::make_shared<StripReport>();
     report->keep = keep_;
@@ -333,6 +336,7 @@ class Stripper {
   const fs::path input_;
   const bool follow_links_;
   const Keep keep_;
+  const KeptBeside& beside_;
   const std::string tag_;
   Job::Impl job_;
   std::vector<Shard> shards_;
@@ -348,13 +352,17 @@ const char* to_string(Keep keep) {
 }
 
 Job plan_strip(const Source& source, Keep keep) {
+  return plan_kept_strip(source, keep, {});
+}
+
+Job plan_kept_strip(const Source& source, Keep keep, const KeptBeside& beside) {
   const Checkpoint& checkpoint = *source->checkpoint;
   if (!checkpoint.files().data.empty()) {
     throw UnsupportedError({.file = checkpoint.tag_folder().string()},
                            "is of torch.distributed.checkpoint, which is not stripped")
         .with_hint("zero-to-fp32 writes its weights");
   }
-  return Stripper(source, keep).plan();
+  return Stripper(source, keep, beside).plan();
 }
 
 }  // namespace dsckpt

@@ -3,6 +3,7 @@ import doctest
 import inspect
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,15 @@ class CommandsTest(PackageTest):
         dsckpt.pack(self.checkpoint, paths["packed"])
         dsckpt.unpack(paths["packed"], paths["unpacked"])
         dsckpt.strip(self.checkpoint, paths["stripped"], keep="weights")
+        run, place = self.new_path("run"), self.new_path("place")
+        shutil.copytree(self.checkpoint, run / "checkpoint-1")
+        unfinished, _ = dsckpt.keep(run, to=place, interval=0.05)
+        self.assertEqual((unfinished["name"], unfinished["why"]), ("checkpoint-1", "it has no trainer_state.json yet"))
+        (run / "checkpoint-1").rename(run / "save")
+        time.sleep(0.1)
+        self.assertEqual([each["event"] for each in dsckpt.keep(run, to=place, interval=0.05)], ["kept", "looked"])
+        dsckpt.keep(run, to=place, restore="save", into=paths["unpacked"].parent / "back")
+        self.assertEqual(cli_common.tree(paths["unpacked"].parent / "back" / "save"), cli_common.tree(self.checkpoint))
         self.assertEqual(cli_common.tree(paths["unpacked"]), cli_common.tree(self.checkpoint))
         for path in paths.values():
             self.assertTrue(dsckpt.verify(path)["ok"], path)

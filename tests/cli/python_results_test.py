@@ -137,6 +137,11 @@ class TypesTest(ResultsTest):
                          dsckpt.unpack(outputs[4], outputs[5])):
                 self.check(done, results.Packing)
             self.check(dsckpt.strip(path, outputs[6], keep="weights"), results.Stripping)
+            run = self.new_path("run")
+            shutil.copytree(path, run / "save")
+            kept, looked = dsckpt.keep(run, to=self.new_path(), interval=0.05)
+            self.check(kept, results.Kept)
+            self.check(looked, results.Kept)
             self.check(dsckpt.inspect(path), results.Summary)
             self.check(dsckpt.html(path, self.new_path()), results.Summary)
             self.check(dsckpt.tree(path), results.Tree)

@@ -31,7 +31,7 @@ from ._errors import CorruptError, DsckptWarning, Error, InconsistentError, IoEr
 # All but `print`, which Python has a function of that name for.
 __all__ = [
     "Checkpoint", "CorruptError", "DsckptWarning", "Error", "InconsistentError", "IoError", "Tensor",
-    "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "list_tensors",
+    "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "keep", "list_tensors",
     "load_checkpoint", "open", "pack", "patch_deepspeed", "raw", "reshard", "scan", "stats", "strip", "to_dcp", "to_universal", "tree", "unpack",
     "verify", "where",
 ]  # fmt: skip

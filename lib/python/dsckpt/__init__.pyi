@@ -8,6 +8,7 @@ from ._commands import convert as convert
 from ._commands import diff as diff
 from ._commands import html as html
 from ._commands import inspect as inspect
+from ._commands import keep as keep
 from ._commands import list_tensors as list_tensors
 from ._commands import pack as pack
 from ._commands import print as print
@@ -34,7 +35,7 @@ from .deepspeed import patch_deepspeed as patch_deepspeed
 
 __all__ = [
     "Checkpoint", "CorruptError", "DsckptWarning", "Error", "InconsistentError", "IoError", "Tensor",
-    "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "list_tensors",
+    "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "keep", "list_tensors",
     "load_checkpoint", "open", "pack", "patch_deepspeed", "raw", "reshard", "scan", "stats", "strip", "to_dcp", "to_universal", "tree", "unpack",
     "verify", "where",
 ]

@@ -157,6 +157,18 @@ def strip(checkpoint, output, *, keep, progress=None, **options):
 
 
 @_with_options
+def keep(run, *, to, once=True, progress=None, **options):
+    """Brings the complete checkpoints of the folder `run`, which a training saves to, to the folder `to`, or s3://.
+
+    once: looks once. With False it goes on until it is interrupted, as the command does beside a training.
+
+    Returns a list of what has happened (`results.Kept`): ``{"event": "kept", "name", "output", "step", ...}``,
+    ``{"event": "removed", "name"}``, and so on.
+    """
+    return _run("keep", [run], {"to": to, "once": once, **options}, progress, is_several=True)
+
+
+@_with_options
 def inspect(path, **options):
     """What is at `path`: layout, stage, mesh, parameters, bytes by kind, memory to train, possible conversions.
 

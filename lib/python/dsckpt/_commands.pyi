@@ -3,8 +3,8 @@ from concurrent.futures import Executor
 from os import PathLike
 from typing import Callable, Iterable, Literal, Mapping, Protocol, overload
 
-from .results import (Conversion, Difference, Extents, Packing, RawPickle, Scan, StatisticsList, Stripping, Summary,
-                      TensorList, Tree, Values, Verification)
+from .results import (Conversion, Difference, Extents, Kept, Packing, RawPickle, Scan, StatisticsList, Stripping,
+                      Summary, TensorList, Tree, Values, Verification)
 
 _Path = str | PathLike[str]
 _Progress = Callable[[int, int], object] | bool | None
@@ -350,7 +350,7 @@ def strip(
     resume: bool = False,
     save_every: int | None = None,
     verify: bool = False,
-    pack: bool = False,
+    pack: bool | int = False,
     threads: int | None = None,
     io_class: Literal["none", "idle"] | None = None,
     s3_endpoint: str | None = None,
@@ -360,6 +360,32 @@ def strip(
     s3_requests: int | None = None,
     max_memory: int | str | None = None,
 ) -> Stripping: ...
+
+def keep(
+    run: _Path,
+    *,
+    to: _Path,
+    once: bool = True,
+    progress: _Progress = None,
+    pack: bool | int = False,
+    strip: Literal["weights", "resume"] | None = None,
+    last: int | None = None,
+    every: int | None = None,
+    best: str | None = None,
+    limit_rate: int | str | None = None,
+    interval: int | None = None,
+    force: bool = False,
+    restore: int | str | None = None,
+    into: _Path | None = None,
+    threads: int | None = None,
+    io_class: Literal["none", "idle"] | None = None,
+    s3_endpoint: str | None = None,
+    s3_region: str | None = None,
+    s3_path_style: Literal["on", "off"] | None = None,
+    s3_unsigned: bool = False,
+    s3_requests: int | None = None,
+    max_memory: int | str | None = None,
+) -> list[Kept]: ...
 
 def inspect(
     path: _Path,

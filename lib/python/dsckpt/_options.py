@@ -9,6 +9,7 @@ TOOLS = {
     "pack": ('ckpt-pack', 'pack'),
     "unpack": ('ckpt-pack', 'unpack'),
     "strip": ('ckpt-pack', 'strip'),
+    "keep": ('ckpt-pack', 'keep'),
     "inspect": ('ckpt-inspect',),
     "html": ('ckpt-inspect',),
     "tree": ('ckpt-inspect', 'tree'),
@@ -586,6 +587,48 @@ OPTIONS = {
             "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
         "io_class":
             "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+        "s3_endpoint":
+            "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
+        "s3_region":
+            "REGION: Its region (default: AWS_REGION, AWS_DEFAULT_REGION, the profile's, or us-east-1)",
+        "s3_path_style":
+            "WHEN: on: ENDPOINT/BUCKET, off: BUCKET.ENDPOINT (default: on where there is an endpoint)",
+        "s3_unsigned":
+            "Sign no requests: the bucket is public",
+        "s3_requests":
+            "N: Requests at once, of 8 MiB each (default: 32)",
+        "max_memory":
+            "SIZE: Fail rather than take more memory: digits and KB, MB, GB or TB",
+    },
+    "keep": {
+        "to":
+            "DIR: Where they are brought: a folder, or s3://",
+        "pack":
+            "Pack them (see ckpt-pack pack); --pack=LEVEL is its --level",
+        "strip":
+            "WHAT: Strip them (see ckpt-pack strip --keep)",
+        "last":
+            "N: Once they are safe, remove checkpoints from RUN but the N newest",
+        "every":
+            "STEPS: The same, but those of each so many steps stay",
+        "best":
+            "METRIC: The same, but the one of the best METRIC in the Trainer's trainer_state.json stays (METRIC=max or =min; default: what ends in loss is to be small)",
+        "limit_rate":
+            "RATE: Write at most so many bytes a second: digits and KB, MB, GB or TB",
+        "interval":
+            "SECONDS: Look every so many seconds; what has changed within them is not over yet (default: 10)",
+        "once":
+            "Look once, do what there is to do, and end",
+        "force":
+            "Take the folder of --to though it is not the one before",
+        "restore":
+            "STEP: Bring back the checkpoint of that step, or of that name, and end",
+        "into":
+            "DIR: With --restore: to this folder, not to RUN",
+        "threads":
+            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+        "io_class":
+            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: idle)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":

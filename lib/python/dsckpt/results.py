@@ -163,6 +163,30 @@ class Stripping(_Stripping, Run, total=False):
     tag: str
 
 
+class _Kept(TypedDict):
+    event: str
+    notes: List[str]
+
+
+class Kept(_Kept, total=False):
+    """What has happened, of keep(). `why`: of a checkpoint that is not kept. Numbers: of the event "looked"."""
+
+    name: str
+    output: str
+    step: Optional[int]
+    how: Literal["copied", "packed", "weights", "resume"]
+    bytes: int
+    bytes_stored: int
+    bytes_verified: int
+    bytes_kept: int
+    seconds: float
+    why: str
+    kept: int
+    removed: int
+    waiting: int
+    refused: int
+
+
 class Rank(TypedDict):
     dp_rank: int
     mp_rank: int

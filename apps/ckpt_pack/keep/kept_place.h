@@ -1,0 +1,97 @@
+// KeptPlace: the folder, here or in an object store, that keep brings checkpoints to.
+//
+// PLACE/.dsckpt-keep/place.json has a number, which RUN/.dsckpt-keep-NUMBER.json has, too: so both
+// know each other again, whatever they are called on another machine, and a folder that only has
+// the same path, such as the one below a mount point, is not taken for the place. PLACE/NAME is a
+// checkpoint that is whole there once it has a record (record.h). Nothing there is ever removed or
+// replaced but what a run that was stopped has left.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt_pack/keep/record.h"
+#include "exec/staging_owner.h"
+#include "io/far_store.h"
+#include "io/folder.h"
+
+namespace dsckpt::pack {
+
+class KeptPlace {
+ public:
+  // Looks at nothing yet. `force`: another run's place, or another place than the run had, is taken
+  // all the same.
+  KeptPlace(std::filesystem::path path, std::filesystem::path run, bool force);
+
+  const std::filesystem::path& path() const { return path_; }
+  bool is_far() const { return far_.has_value(); }
+
+  // Finds it, or makes it if the run has never been there, locks it, and reads what is new in it.
+  // Throws IoError if it is not there, and UsageError if it is another one or another process
+  // keeps checkpoints there.
+  void open();
+  // The same to read only: neither made nor locked, and whoever's it is.
+  void open_to_read();
+  // Whether the place is there still, and the same; of an object store nobody asks. Any thread.
+  bool is_same() const;
+  // Throws IoError if `folder` is not the place.
+  void check_folder(const Folder& folder) const;
+
+  // By the name of the folder there.
+  const std::map<std::string, Record>& records() const { return records_; }
+  // The newest of that checkpoint as it is in the run; nullptr if that is not there.
+  const Record* find(const std::string& name, const std::vector<RunFile>& files) const;
+  // What a checkpoint may be called there: its own name, or NAME.2, ... if another one has that.
+  std::string free_name(const std::string& name) const;
+  // Waits until its names are on the device, and throws IoError if it is not the place any more or
+  // something of that folder is not there as the record says.
+  void check_is_safe(const std::string& folder) const;
+  // What open() reads of it, after a run.
+  void add_record(const std::string& folder);
+
+  // What is being written there: what a run has left that was killed is found by it.
+  void begin(const std::string& folder);
+  void end(const std::string& folder);
+  const std::set<std::string>& begun() const { return begun_; }
+  // Removes what runs into that folder have left. Returns a note if it cannot, or "".
+  std::string abandon(const std::string& folder);
+
+ private:
+  struct Mark {
+    std::string id;
+    std::string place;
+    bool made = false;
+  };
+  std::string shown() const;
+  std::vector<Mark> marks() const;
+  void save(const Mark& mark) const;
+  std::optional<std::string> id_there() const;
+  void make(const std::string& id);
+  void lock();
+  void read_records();
+  std::optional<std::string> read(const std::string& name) const;
+  void write(const std::string& name, const std::string& text);
+  void write_begun();
+  std::string far_path(const std::string& name) const;
+  std::map<std::string, uint64_t> stored_in(const std::string& folder) const;
+
+  const std::filesystem::path path_;
+  const std::filesystem::path run_;
+  const bool force_;
+  const std::optional<FarPlace> far_;
+  std::string id_ = {};
+  std::optional<Folder> folder_ = {};  // since open(), of a place that is not far
+  std::optional<StagingOwner> lock_ = {};
+  std::pair<uint64_t, uint64_t> locked_ = {};  // device and inode of the folder that has the lock
+  std::map<std::string, Record> records_ = {};
+  bool has_read_ = false;
+  std::set<std::string> begun_ = {};
+};
+
+}  // namespace dsckpt::pack

@@ -1,0 +1,37 @@
+// The plans of `ckpt-pack keep`: a checkpoint as it is, packed or stripped, with texts beside it
+// that say what it is.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dsckpt/pack.h"
+#include "io/input_file.h"
+#include "job/neighbours.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// What comes along with the checkpoint's own files.
+struct KeptBeside {
+  std::vector<Neighbour> files = {};
+  // Path in the output, and content. They come last, in this order: who sees the last one sees all.
+  std::vector<std::pair<std::string, std::string>> texts = {};
+};
+void lay_out_beside(InputFiles& inputs, const KeptBeside& beside, PlanBuilder& plan);
+
+// All files of `folder`, at any depth, in the folder `name` of the output, or with "" in the output
+// itself; but for what begins with kKeepPrefix. Records of files that are archives are checked
+// while they are copied. `packs`: they are to be packed (RunOptions::pack). Throws as plan_pack().
+Job plan_kept(const std::filesystem::path& folder, const std::string& name,
+              const KeptBeside& beside, bool packs, Progress* progress = nullptr);
+
+// These alone, beside what is in the output.
+Job plan_beside(const KeptBeside& beside);
+
+// plan_strip() with these.
+Job plan_kept_strip(const Source& source, Keep keep, const KeptBeside& beside);
+
+}  // namespace dsckpt
