@@ -599,7 +599,8 @@ class Training(threading.Thread):
 
 class CampaignTest(KeepCase):
     """Keepers that are killed or stopped at any moment beside a training that saves and removes, with places that
-    vanish: each complete checkpoint is whole in the run or the place, or the training has removed it."""
+    vanish and disks that are full: each complete checkpoint is whole in the run or the place, or the training has
+    removed it."""
 
     def test_nothing_is_lost_whoever_is_killed(self):
         counts = {}
@@ -653,12 +654,14 @@ class CampaignTest(KeepCase):
                             generator.choice([0, 0, 2]))
         packed = "--pack" in rules
         check = (lambda *_: None) if packed else self.check_moment
+        # A disk that is too small for all of it, until the end.
+        is_small = generator.random() < 0.25 and self.mount("size=300k")
+        self.count(counts, "small disks", is_small)
         training.start()
-        stopped = []
         while training.is_alive() or generator.random() < 0.6:
             keeper = self.start(generator, rules)
             until = time.time() + generator.uniform(0.05, 0.5)
-            moved = generator.random() < 0.2 and self.place.exists()
+            moved = not is_small and generator.random() < 0.2 and self.place.exists()
             if moved:
                 time.sleep(generator.uniform(0, 0.1))
                 self.place.rename(away)
@@ -687,6 +690,8 @@ class CampaignTest(KeepCase):
         training.join()
         if training.failure:
             raise training.failure
+        if is_small:
+            self.mount("remount,size=16m")
         time.sleep(0.12)
         last = self.tool("ckpt-pack", "keep", self.run_folder, "--to", self.place, "--once", "--interval", "0.1",
                          *rules, "--json")
@@ -717,7 +722,15 @@ class CampaignTest(KeepCase):
             self.assertEqual(there, set(training.complete) - training.removed)
         if kind == ZERO:
             self.assertIn((self.run_folder / "latest").read_text(), there)
+        if is_small:
+            subprocess.run(["umount", self.place], check=True)
         self.count(counts, "rounds")
+
+    def mount(self, options):
+        self.place.mkdir(exist_ok=True)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.place], capture_output=True)
+        self.addCleanup(subprocess.run, ["umount", "-q", self.place], capture_output=True)
+        return done.returncode == 0
 
 
 if __name__ == "__main__":
