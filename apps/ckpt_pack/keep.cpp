@@ -87,7 +87,7 @@ Command add_keep(CLI::App& app, cli::Common& common) {
   sub.add_flag("--once", args->once, "Look once, do what there is to do, and end");
   sub.add_flag("--force", args->force, "Take the folder of --to though it is not the one before");
   sub.add_option("--restore", args->restore,
-                 "Bring back the checkpoint of that step, or of that name, and end")
+                 "Bring back the checkpoint of that step, or of that name, or the newest, and end")
       ->type_name("STEP");
   cli::some_path(sub.add_option("--into", args->into, "With --restore: to this folder, not to RUN"))
       ->type_name("DIR");

@@ -383,6 +383,13 @@ class KeepTest(KeepCase):
         self.assertEqual((lost / "latest").read_text(), "global_step20")
         self.assertTrue(files(lost / "global_step20") == files(self.template(20)))
         self.assertEqual(self.tool("ckpt-inspect", "verify", lost).returncode, 0)
+        empty = self.new_path("again")
+        empty.mkdir()
+        found = self.keep("--restore", "newest", once=False, run=empty)
+        self.assertEqual(self.events(found, "restored"), ["global_step30"])
+        # Now it is the run that the place is of.
+        self.save(40, run=empty)
+        self.assertEqual(self.kept(self.keep(run=empty)), ["global_step40"])
         done = self.tool("ckpt-pack", "keep", self.run_folder, "--to", self.place, "--restore", "11")
         self.assertEqual(done.returncode, 2)
         self.assertIn("global_step20, step 20", done.stderr)

@@ -202,10 +202,16 @@ void KeptPlace::open() {
 
 void KeptPlace::open_to_read() {
   if (!far_) folder_ = Folder::at(path_);
-  if (!id_there()) {
+  const std::optional<std::string> there = id_there();
+  if (!there) {
     throw UsageError(shown() + ": is no place that ckpt-pack keep has brought checkpoints to");
   }
+  id_ = *there;
   read_records();
+}
+
+void KeptPlace::adopt() {
+  save({id_, shown(), true});
 }
 
 void KeptPlace::lock() {

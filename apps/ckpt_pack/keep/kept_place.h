@@ -38,6 +38,8 @@ class KeptPlace {
   void open();
   // The same to read only: neither made nor locked, and whoever's it is.
   void open_to_read();
+  // After that: the run is the one that the place is of, also if it was begun anew.
+  void adopt();
   // Whether the place is there still, and the same; of an object store nobody asks. Any thread.
   bool is_same() const;
   // Throws IoError if `folder` is not the place.

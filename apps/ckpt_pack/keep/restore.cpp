@@ -31,10 +31,17 @@ bool is_earlier(const Kept& a, const Kept& b) {
   return a.folder < b.folder;
 }
 
+constexpr const char* kNewest = "newest";
+
 // The one of that step, or of that name in the run or in the place; of several the last.
 Kept find_kept(const KeptPlace& place, const std::string& wanted) {
   std::vector<Kept> found;
   std::vector<std::string> lines;
+  std::optional<int64_t> newest;
+  for (const auto& [folder, record] : place.records()) {
+    if (record.step) newest = std::max(newest.value_or(*record.step), *record.step);
+  }
+  if (wanted == kNewest && newest) return find_kept(place, std::to_string(*newest));
   for (const auto& [folder, record] : place.records()) {
     const std::string step = record.step ? std::to_string(*record.step) : "";
     lines.push_back(folder + (step.empty() ? "" : ", step " + step));
@@ -129,6 +136,7 @@ int restore(const CLI::App& app, const cli::Common& common, const KeepArguments&
     stats = dsckpt::run(job, output, options, progress);
     if (record.how == "copied" || record.how == "packed") set_times(Folder::at(output), record);
     if (record.is_tag) restore_beside(from, to, record, options, progress);
+    if (args.into.empty()) place.adopt();
   }
   for (const std::string& note : stats.notes) cli::note(app, common, note);
   nlohmann::json data = {{"event", "restored"},       {"name", record.name},

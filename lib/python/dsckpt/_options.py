@@ -622,7 +622,7 @@ OPTIONS = {
         "force":
             "Take the folder of --to though it is not the one before",
         "restore":
-            "STEP: Bring back the checkpoint of that step, or of that name, and end",
+            "STEP: Bring back the checkpoint of that step, or of that name, or the newest, and end",
         "into":
             "DIR: With --restore: to this folder, not to RUN",
         "threads":
