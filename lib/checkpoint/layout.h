@@ -44,7 +44,8 @@ struct CheckpointDraft {
   std::vector<std::string> valueless = {};  // Checkpoint::valueless
   std::vector<std::string> notes = {};
   std::vector<std::string> unused_patterns = {};
-  // Some shards are opened twice, first to see which there must be. Gone when all are read.
+  // One model-states file and then the others are opened. Both gone when all are read.
+  std::optional<Shard> first_model = {};
   std::shared_ptr<SharedPickles> pickles = std::make_shared<SharedPickles>();
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
   std::vector<Shard> model_shards = {};

@@ -6,8 +6,10 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/text.h"
@@ -93,11 +95,19 @@ Shard open_one(const CheckpointDraft& draft, const std::vector<ShardFile>& files
       open_shards(draft.inputs, {files.front()}, root, nullptr, draft.pickles.get()).front());
 }
 
-std::vector<Shard> open_all(CheckpointDraft& draft, const std::vector<ShardFile>& files,
-                            const std::vector<ShardName>& missing) {
+// `one`: what open_one() gave, if it was asked for one of them.
+std::vector<Shard> open_all(CheckpointDraft& draft, std::vector<ShardFile> files,
+                            const std::vector<ShardName>& missing, std::optional<Shard> one) {
   if (draft.allow_missing) return open_with_stand_ins(draft, files, missing);
-  return open_shards(draft.inputs, files, draft.folder.display_root(), nullptr,
-                     draft.pickles.get());
+  std::vector<Shard> shards;
+  if (one && one->name == files.front().name) {
+    shards.push_back(std::move(*one));
+    files.erase(files.begin());
+  }
+  std::vector<Shard> others =
+      open_shards(draft.inputs, files, draft.folder.display_root(), nullptr, draft.pickles.get());
+  std::move(others.begin(), others.end(), std::back_inserter(shards));
+  return shards;
 }
 
 // The size of the grid of pipeline stages and tensor-parallel ranks.
@@ -282,14 +292,18 @@ void open_optim_shards(CheckpointDraft& draft) {
   const std::vector<ShardFile> files = draft.folder.of_kind(ShardName::Kind::optim_states);
   // One shard of each kind tells how many there must be; then all that are missing can be named at
   // once, before the others are read.
-  const uint32_t dp = degree_of(open_one(draft, files));
+  Shard first = open_one(draft, files);
+  const uint32_t dp = degree_of(first);
   uint32_t mp = 1;
   std::vector<ShardFile> models = draft.folder.of_kind(ShardName::Kind::model_states);
   if (models.empty()) models = draft.folder.of_kind(ShardName::Kind::zero_model_states);
-  if (!models.empty()) mp = mp_world_size(draft, open_one(draft, models));
+  if (!models.empty()) {
+    draft.first_model = open_one(draft, models);
+    mp = mp_world_size(draft, *draft.first_model);
+  }
   draft.mp_ranks = mp;
-  draft.optim_shards =
-      open_all(draft, files, check_ranks(files, files.front().name, mp, dp, draft));
+  draft.optim_shards = open_all(draft, files, check_ranks(files, files.front().name, mp, dp, draft),
+                                std::move(first));
   for (const Shard& shard : draft.optim_shards) {
     if (degree_of(shard) == dp) continue;
     throw InconsistentError(shard.where(keys::kPartitionCount),
@@ -307,9 +321,11 @@ void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind) {
   if (!draft.optim_shards.empty()) {
     mp = draft.mp_ranks;
   } else if (!files.empty()) {
-    mp = mp_world_size(draft, open_one(draft, files));
+    if (!draft.first_model) draft.first_model = open_one(draft, files);
+    mp = mp_world_size(draft, *draft.first_model);
   }
-  draft.model_shards = open_all(draft, files, check_ranks(files, {.kind = kind}, mp, dp, draft));
+  draft.model_shards = open_all(draft, files, check_ranks(files, {.kind = kind}, mp, dp, draft),
+                                std::exchange(draft.first_model, {}));
   find_degrees(draft, mp);
   const auto saved_config = [](const std::vector<Shard>& shards) {
     return shards.empty() ? Value() : shards.front().archive.root().find_or_none(keys::kDsConfig);

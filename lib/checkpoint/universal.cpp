@@ -475,13 +475,15 @@ void read_universal(CheckpointDraft& draft) {
     throw InconsistentError({.file = draft.folder.path.string()},
                             "all model_states files are missing");
   }
-  const std::vector<Shard> first = open_shards(
-      draft.inputs, {files.front()}, draft.folder.path.parent_path(), nullptr, draft.pickles.get());
-  const Fields fields(first.front(), first.front().archive.root());
+  draft.first_model =
+      std::move(open_shards(draft.inputs, {files.front()}, draft.folder.display_root(), nullptr,
+                            draft.pickles.get())
+                    .front());
+  const Fields fields(*draft.first_model, draft.first_model->archive.root());
   const bool is_split = files.back().name.mp_rank > 0 ||
                         fields.integer_if_any(keys::kMpWorldSize).value_or(1) > 1 ||
                         !fields.sequence("num_experts").empty() ||
-                        fields.has(autoep_layers_key(first.front().archive.root()));
+                        fields.has(autoep_layers_key(draft.first_model->archive.root()));
   constexpr int64_t kMaxRanks = 1 << 20;
   const int64_t dp = fields.integer_if_any(keys::kDpWorldSize)
                          .value_or(of_ranks ? static_cast<int64_t>(files.size()) : 1);
