@@ -72,7 +72,7 @@ FUNCTIONS = {
     "print": Function(("ckpt-inspect", "print"), ("path: _Path", "name: str", "slice: str | None = None"), "Values",
                       without=("bytes", "full")),
     "raw": Function(("ckpt-inspect", "raw"), ("file: _Path",), "RawPickle"),
-    "stats": Function(("ckpt-inspect", "stats"), ("path: _Path",), "StatisticsList", "False"),
+    "stats": Function(("ckpt-inspect", "stats"), ("path: _Path",), "StatisticsTable", "False"),
     "verify": Function(("ckpt-inspect", "verify"), ("path: _Path",), "Verification", "False", takes_all=True,
                        takes_several=True),
     "diff": Function(("ckpt-inspect", "diff"), ("a: _Path", "b: _Path"), "Difference", "False"),
@@ -88,8 +88,9 @@ from concurrent.futures import Executor
 from os import PathLike
 from typing import Callable, Iterable, Literal, Mapping, Protocol, overload
 
-from .results import (Conversion, Difference, Extents, Kept, Packing, RawPickle, Scan, StatisticsList, Stripping,
-                      Summary, TensorList, Tree, Values, Verification)
+from ._statistics import StatisticsTable
+from .results import (Conversion, Difference, Extents, Kept, Packing, RawPickle, Scan, Stripping, Summary, TensorList,
+                      Tree, Values, Verification)
 
 _Path = str | PathLike[str]
 _Progress = Callable[[int, int], object] | bool | None

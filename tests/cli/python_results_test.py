@@ -6,6 +6,7 @@ Notes and hints are compared with what the tool prints for people.
 import json
 import os
 import pathlib
+import pickle
 import re
 import shutil
 import subprocess
@@ -151,11 +152,26 @@ class TypesTest(ResultsTest):
             self.check(dsckpt.diff(path, outputs[1], states=True), results.Difference)
             for each in (path, *outputs[:5]):
                 self.check(dsckpt.list_tensors(each, states=True), results.TensorList)
-                self.check(dsckpt.stats(each, states=True), results.StatisticsList)
+                self.check(dsckpt.stats(each, states=True).result, results.StatisticsList)
                 self.check(dsckpt.verify(each), results.Verification)
                 self.check(dsckpt.scan(each), results.Scan)
             for file in pathlib.Path(path).rglob("*.pt"):
                 self.check(dsckpt.raw(file), results.RawPickle)
+
+    def test_statistics_are_rows(self):
+        """Of plain values by plain names, as pandas.DataFrame and csv.DictWriter take them."""
+        rows = dsckpt.stats(self.checkpoint, states=True)
+        self.assertEqual([row["name"] for row in rows], [tensor["name"] for tensor in rows.result["tensors"]])
+        self.assertTrue(any(row.get("state") == "exp_avg" for row in rows))
+        for row, tensor in zip(rows, rows.result["tensors"]):
+            self.assertEqual(row, {**{key: value for key, value in tensor.items() if key != "stats"}, **tensor["stats"]})
+            self.assertTrue({"mean", "std", "norm", "min", "max", "zeros", "count"} <= set(row))
+            self.assertFalse(any(isinstance(value, dict) for value in row.values()))
+        self.assertEqual(rows["totals"], rows.totals)
+        self.assertEqual((rows.finite, rows.notes), (rows["finite"], rows["notes"]))
+        again = pickle.loads(pickle.dumps(rows))
+        self.assertEqual((again, again.result), (rows, rows.result))
+        self.assertIsInstance(rows, list)
 
     def test_what_is_damaged_is_of_these_types_too(self):
         warnings.simplefilter("ignore", dsckpt.DsckptWarning)

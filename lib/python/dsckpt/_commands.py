@@ -5,6 +5,7 @@ import textwrap as _textwrap
 
 from ._errors import UsageError
 from ._options import OPTIONS, TOOLS
+from ._statistics import StatisticsTable
 from ._tool import run, several
 
 
@@ -223,8 +224,10 @@ def raw(file, **options):
 
 @_with_options
 def stats(path, *, progress=False, **options):
-    """Mean, spread, extremes, zeros and NaNs of the tensors at `path`: `results.StatisticsList`."""
-    return _run("stats", [path], options, progress)
+    """Mean, spread, extremes, zeros and NaNs of the tensors at `path`: a list with a dictionary for each, which
+    pandas.DataFrame() takes, and with all of `results.StatisticsList` as its `result`.
+    """
+    return StatisticsTable(_run("stats", [path], options, progress))
 
 
 @_with_options

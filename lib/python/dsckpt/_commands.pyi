@@ -3,8 +3,9 @@ from concurrent.futures import Executor
 from os import PathLike
 from typing import Callable, Iterable, Literal, Mapping, Protocol, overload
 
-from .results import (Conversion, Difference, Extents, Kept, Packing, RawPickle, Scan, StatisticsList, Stripping,
-                      Summary, TensorList, Tree, Values, Verification)
+from ._statistics import StatisticsTable
+from .results import (Conversion, Difference, Extents, Kept, Packing, RawPickle, Scan, Stripping, Summary, TensorList,
+                      Tree, Values, Verification)
 
 _Path = str | PathLike[str]
 _Progress = Callable[[int, int], object] | bool | None
@@ -539,7 +540,7 @@ def stats(
     s3_unsigned: bool = False,
     s3_requests: int | None = None,
     max_memory: int | str | None = None,
-) -> StatisticsList: ...
+) -> StatisticsTable: ...
 
 @overload
 def verify(  # type: ignore[overload-overlap]

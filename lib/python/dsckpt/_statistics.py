@@ -1,0 +1,45 @@
+"""What stats() gives: a row for each tensor."""
+from typing import Any, Dict, List
+
+from .results import StatisticsList, Total
+
+
+class StatisticsTable(List[Dict[str, Any]]):
+    """A row for each tensor, a dictionary of its facts and statistics: ``pandas.DataFrame(rows)`` is a table.
+
+    result: all that `ckpt-inspect stats --json` says, a `results.StatisticsList`. Its keys are had of the rows as well:
+        ``rows["totals"]``.
+    """
+
+    result: StatisticsList
+
+    def __init__(self, result: StatisticsList) -> None:
+        super().__init__(_row(tensor) for tensor in result["tensors"])
+        self.result = result
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self.result[key]  # type: ignore[literal-required]
+        return super().__getitem__(key)
+
+    @property
+    def totals(self) -> List[Total]:
+        """Of all parameters, and of each of the optimizer's states."""
+        return self.result["totals"]
+
+    @property
+    def finite(self) -> bool:
+        """Whether all elements are."""
+        return self.result["finite"]
+
+    @property
+    def notes(self) -> List[str]:
+        """What else there is to say."""
+        return self.result["notes"]
+
+    def __reduce__(self) -> Any:
+        return StatisticsTable, (self.result, )
+
+
+def _row(tensor: Any) -> Dict[str, Any]:
+    return {**{key: value for key, value in tensor.items() if key != "stats"}, **tensor["stats"]}
