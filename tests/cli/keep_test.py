@@ -70,6 +70,12 @@ class KeepCase(CliTest):
             (run / "latest").write_text(template.name)
         return run / template.name
 
+    def mount(self, options):
+        self.place.mkdir(exist_ok=True)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.place], capture_output=True)
+        self.addCleanup(subprocess.run, ["umount", "-q", self.place], capture_output=True)
+        return done.returncode == 0
+
     def age(self, folder, step):
         """As if it was saved a while ago."""
         past = time.time() - 3600 + step
@@ -351,10 +357,10 @@ class KeepTest(KeepCase):
             self.assertEqual(first.wait(30), 130)
         self.assertEqual([each["event"] for each in self.keep()], ["looked"])
 
-    def start(self, *options):
+    def start(self, *options, output=subprocess.DEVNULL):
         program = pathlib.Path(os.environ["DSCKPT_BIN"]) / "ckpt-pack"
-        process = subprocess.Popen([program, "keep", self.run_folder, "--to", self.place, *options],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=self.environment)
+        process = subprocess.Popen([program, "keep", self.run_folder, "--to", self.place, *options], text=True,
+                                   stdout=output, stderr=subprocess.DEVNULL, env=self.environment)
         self.addCleanup(process.kill)
         return process
 
@@ -434,6 +440,23 @@ class KeepTest(KeepCase):
         self.assertEqual(len(self.kept(self.keep("--last", "1"))), 3 - len(kept))
         for step in (10, 20, 30):
             self.assert_whole(f"global_step{step}", step)
+
+    def test_one_process_goes_on_where_it_was_stopped(self):
+        """By a disk that is full in the middle, and then is not."""
+        if not self.mount("size=60k"):
+            self.skipTest("no tmpfs can be mounted here")
+        self.save(10)
+        # How small packed files become is seen when they are written: it begins, and stops.
+        keeper = self.start("--interval", "0.2", "--pack", output=subprocess.PIPE)
+        self.assertIn("waiting", keeper.stdout.readline())
+        self.assertTrue([*self.place.glob(STAGING + "*")])
+        time.sleep(0.5)
+        self.mount("remount,size=4m")
+        self.wait_for(lambda: (self.place / "global_step10" / RECORD).exists())
+        self.assertIsNone(keeper.poll())
+        self.wait_for(lambda: not [*self.place.glob(STAGING + "*")])
+        keeper.send_signal(signal.SIGTERM)
+        keeper.communicate(timeout=30)
 
     def test_what_the_training_removes_meanwhile_is_no_error(self):
         """In the middle of a slow copy."""
@@ -688,7 +711,10 @@ class CampaignTest(KeepCase):
                 keeper.send_signal(signal.SIGCONT)
                 time.sleep(generator.uniform(0.0, 0.2))
                 keeper.kill()
-            keeper.communicate(timeout=60)
+            said, _ = keeper.communicate(timeout=60)
+            for line in said.splitlines():
+                if "begun anew" in line:
+                    self.count(counts, re.sub(r".*: ", "", line))
             if moved:
                 self.assertEqual([path for path in self.place.rglob(RECORD)], [], "a vanished place was filled")
                 shutil.rmtree(self.place)
@@ -703,6 +729,7 @@ class CampaignTest(KeepCase):
         last = self.tool("ckpt-pack", "keep", self.run_folder, "--to", self.place, "--once", "--interval", "0.1",
                          *rules, "--json")
         self.assertEqual(last.returncode, 0, last.stdout + last.stderr)
+        self.count(counts, "begun anew at last", last.stderr.count("begun anew"))
         self.assertEqual([path for path in self.root.rglob(STAGING + "*")], [])
         self.assertEqual([path for path in self.run_folder.iterdir() if "remov" in path.name], [])
         there = set(self.names(self.run_folder))
@@ -732,12 +759,6 @@ class CampaignTest(KeepCase):
         if is_small:
             subprocess.run(["umount", self.place], check=True)
         self.count(counts, "rounds")
-
-    def mount(self, options):
-        self.place.mkdir(exist_ok=True)
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.place], capture_output=True)
-        self.addCleanup(subprocess.run, ["umount", "-q", self.place], capture_output=True)
-        return done.returncode == 0
 
 
 if __name__ == "__main__":
