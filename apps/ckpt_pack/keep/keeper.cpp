@@ -316,7 +316,13 @@ Job Keeper::plan(const Known& known, Progress& progress) const {
                 .files = seen.files,
                 .outputs = made().files()};
   beside.texts.push_back({kRecordName, text_of(record)});
-  return made();
+  Job job = made();
+  // What was verified is what was opened now, and what the record says: a save may have gone on.
+  const std::optional<RunCheckpoint> now = run_.look(seen.name);
+  if (!now || !now->same_as(seen)) {
+    throw InconsistentError({.file = folder.string()}, "has changed since it was verified");
+  }
+  return job;
 }
 
 void Keeper::bring(Known& known) {
@@ -328,10 +334,11 @@ void Keeper::bring(Known& known) {
   place_.begin(folder);
   try {
     run_job(known, folder, is_ours, job, progress);
-  } catch (const UsageError&) {
+  } catch (const UsageError& error) {
     // What a run before has left is of other files, or of another way to keep them.
-    if (!is_ours) throw;
-    place_.abandon(folder);
+    if (!is_ours || place_.is_far()) throw;
+    cli::note(app_, common_, seen.name + " is begun anew: " + error.what());
+    if (const std::string note = place_.abandon(folder); !note.empty()) throw IoError({}, note, 0);
     run_job(known, folder, is_ours, job, progress);
   }
   place_.add_record(folder);
