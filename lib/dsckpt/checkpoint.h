@@ -1,4 +1,4 @@
-// Source: a checkpoint, or weights to start from, opened. Metadata only.
+// Source: an open checkpoint, or open weights to start from. Only metadata is read.
 #pragma once
 
 #include <cstddef>
@@ -20,76 +20,78 @@ namespace dsckpt {
 struct Progress;
 
 struct SourceOptions {
-  // The tag's folder name. Default: what the file `latest` says, or else `latest_universal`; the
-  // folder itself if it holds shards.
+  // The tag's folder name. Default: the tag that the file `latest` names, else `latest_universal`;
+  // or the folder itself if it holds shards.
   std::string tag = {};
-  // Further folders with shards of the same tag, such as other nodes' disks.
+  // Further folders with shards of the same tag, for instance disks of other nodes.
   std::vector<std::filesystem::path> roots = {};
-  // Where several models were saved, such as an actor and its critic, or the models of one DCP
-  // folder: the one of that name. Empty: there is one.
+  // The name of the model, where several were saved: an actor and its critic, or the models of one
+  // DCP folder. Empty: there is only one.
   std::string model = {};
   // A file with the names of the model's parameters, one a line, in the order of
-  // model.named_parameters(): for optimizers of other frameworks that number them. Empty: none.
+  // model.named_parameters(). Optimizers of other frameworks that number their parameters need it.
+  // Empty: none.
   std::filesystem::path param_names = {};
-  // The names of the parameters of each group of the run that goes on, in its order, for an
-  // optimizer of another framework that numbers them; without, those of `like`.
+  // The parameter names of each group of the run that continues, in its order. They are for an
+  // optimizer of another framework that numbers its parameters. Empty: the groups of `like`.
   std::vector<std::vector<std::string>> group_names = {};
-  // Read the optimizer's states too. to-universal, reshard and strip to a resume need them.
+  // Read the optimizer states too. to-universal, reshard and strip to a resume need them.
   bool optimizer_states = false;
-  // How slices of tensor-parallel ranks go together where the checkpoint does not say it:
+  // Rules that join the slices of tensor-parallel ranks where the checkpoint does not say how:
   // "REGEX=cat:0", "=cat:1", "=replicated", "=average" or "=sum".
   std::vector<std::string> tp_rules = {};
-  // For plan_reshard, which leaves slices apart: where nothing says how those of a parameter go
-  // together, it is no error. Other plans then stop when they meet slices that differ.
+  // For plan_reshard, which leaves slices apart: a parameter without a rule for its slices is no
+  // error. Other plans then stop at slices that differ.
   bool slices_apart = false;
-  // Go on without the files of ranks that are missing or cannot be read.
+  // Continue without the files of ranks that are missing or cannot be read.
   bool allow_missing = false;
-  // Of weights, `weights_from` too: from the names in the files to the engine's. `strip_prefix`
-  // goes from the front of those that have it, then `add_prefix` comes to the front of all.
+  // For weights, also those of `weights_from`: maps the names in the files to the engine's.
+  // `strip_prefix` is removed from names that begin with it, then `add_prefix` is put before every
+  // name.
   std::string strip_prefix = {};
   std::string add_prefix = {};
-  // A file of rules that rename tensors, cut them and join them, with their optimizer states: lines
-  // of "REGEX => REPLACEMENT" (apps/zero_to_fp32/README.md). Of the checkpoint, of what it has;
-  // where weights are given, of these, behind the prefixes. Empty: none. For plans that a training
-  // goes on from; plan_weights has rules of its own.
+  // A file of rules that rename, cut and join tensors with their optimizer states, with lines of
+  // "REGEX => REPLACEMENT" (apps/zero_to_fp32/README.md). They are for the names of the checkpoint.
+  // If weights are given, they are for the names of these, behind the prefixes. Empty: none. For
+  // plans that a training goes on from; plan_weights has rules of its own.
   std::filesystem::path key_map = {};
-  // Of weights with the names that models of transformers have on the hub: take the module's, as
+  // For weights with the hub's names of a transformers model: use the module's names instead, as
   // the config.json in their folder says (lib/checkpoint/names), unless there is a `key_map`. With
-  // `like` and `weights_from` the names of the checkpoint decide. For what a training goes on from.
+  // `like` and `weights_from` the names of the checkpoint decide. For weights that a training
+  // starts from.
   bool module_names = false;
-  // A checkpoint of the run that is to start, or that saved files are for; it is read with its
+  // A checkpoint of the run that will start, or that saved files are for. It is read with its
   // optimizer states. Empty: none.
   std::filesystem::path like = {};
-  // Weights, a folder of Hugging Face, a .safetensors or a .bin file, that the checkpoint's
-  // parameters have instead of their own: fp32 masters exactly these numbers, 16-bit copies and
-  // frozen parameters rounded from them once, and the buffers that are there. Optimizer states,
-  // steps and all else stay. Names go through strip_prefix and add_prefix. Empty: none. For
-  // reshard.
+  // Weights that replace those of the checkpoint, from a Hugging Face folder, a .safetensors or a
+  // .bin file. The fp32 masters become exactly these numbers; 16-bit copies and frozen parameters
+  // are rounded from them once. Buffers are replaced where the file has them. Optimizer states,
+  // steps and everything else stay. Names pass through strip_prefix and add_prefix. Empty: none.
+  // For reshard.
   std::filesystem::path weights_from = {};
-  // Where files beside the shards are copied: those, too, that links in the checkpoint's folders
-  // lead to outside of them.
+  // Where files beside the shards are copied, follow links that leave the checkpoint's folders.
   bool follow_links = false;
-  // A folder or file of weights is an input too. Without, a checkpoint has to be there.
+  // Accept a folder or file of weights as input too. If false, `path` must be a checkpoint.
   bool weights = true;
-  // Counts the files that are opened, and stops it: InterruptedError. Has to live until the plans
-  // of the source are made. nullptr: nobody looks.
+  // Counts the opened files. If it is cancelled, opening stops with InterruptedError. It must live
+  // until the plans of the source are made. nullptr: no progress.
   Progress* progress = nullptr;
 };
 
 // How the checkpoints of an average are weighted.
 struct AverageOptions {
-  // One a checkpoint, in the order they are given in, above 0; only their ratio counts. Empty: all
-  // alike.
+  // One for each checkpoint, in the order of the paths, above 0. Only their ratio counts. Empty:
+  // all equal.
   std::vector<double> weights = {};
-  // D, above 0 and below 1, of the exponential moving average over the checkpoints from the oldest
-  // on: A = the oldest, then A = D * A + (1 - D) * next. Not with weights.
+  // The factor D of the exponential moving average, above 0 and below 1. The average A starts as
+  // the oldest checkpoint; each newer one makes it D * A + (1 - D) * next. Not with weights.
   std::optional<double> ema = {};
-  // If not 0: the one path given has tags, of which the so many newest are averaged that are
-  // complete; the oldest of them comes first.
+  // If not 0: averages this many of the newest complete tags of the one path given, the oldest
+  // first.
   size_t last = 0;
 };
 
-// What is known of the run that wrote the checkpoint. Empty where the files do not say.
+// Facts about the run that wrote the checkpoint. Empty where the files do not say.
 struct SourceFacts {
   std::string layout;  // "zero-1/2", "universal", ...
   int zero_stage = 0;
@@ -104,7 +106,7 @@ struct SourceFacts {
   bool from_weights = false;
 };
 
-// Elements [first, first + count) of `tensor`, row-major, and the memory that takes them.
+// Elements [first, first + count) of `tensor`, row-major, and the memory to read them into.
 struct TensorRead {
   const SourceTensor* tensor = nullptr;
   int64_t first = 0;
@@ -112,48 +114,48 @@ struct TensorRead {
   std::span<std::byte> out = {};
 };
 
-// Cheap to copy. Any thread may read tensors; one thread at a time plans.
+// Cheap to copy. Any thread may read tensors; only one thread at a time may plan.
 class DSCKPT_EXPORT Source {
  public:
-  // Opens `path`: a checkpoint's folder (with `latest`, or a tag's own), or weights, which are a
-  // folder of Hugging Face, a .safetensors or a .bin file. Reads the metadata of every shard and
-  // accounts for every element. Throws IoError; CorruptError for a damaged file; InconsistentError
-  // for missing shards and shards that disagree; UnsupportedError for layouts that have no reader;
-  // UsageError for options that do not fit what is there.
+  // Opens `path`: a checkpoint's folder (with `latest`, or a tag's own) or weights. Weights are a
+  // Hugging Face folder, a .safetensors or a .bin file. Reads the metadata of every shard and
+  // accounts for every element. Throws IoError, and CorruptError for a damaged file. Throws
+  // InconsistentError for missing shards and shards that disagree. Throws UnsupportedError for
+  // layouts that have no reader, UsageError for options that do not fit the input.
   static Source open(const std::filesystem::path& path, const SourceOptions& options = {});
 
-  // The weighted mean of checkpoints of one model, element by element: sum(w * x) / sum(w) in
-  // float64, rounded once to the type that is written. Of trained and frozen parameters, of masters
-  // where there are any; buffers and whole numbers are the newest's, which is the one of the
-  // highest step, or else the last given. It has no optimizer states. Throws as open() and, for
-  // checkpoints that do not fit each other, InconsistentError; UsageError for options that do not
-  // fit.
+  // The weighted mean of checkpoints of one model, element by element: sum(w * x) / sum(w). It is
+  // computed in float64 and rounded once to the type that is written. Trained parameters (their
+  // masters, where there are any) and frozen ones are averaged. Buffers and whole numbers are the
+  // newest checkpoint's: the one of the highest step, else the last path. The result has no
+  // optimizer states. Throws as open(), and InconsistentError for checkpoints that do not fit each
+  // other. Throws UsageError for options that do not fit.
   static Source open_average(const std::vector<std::filesystem::path>& paths,
                              const SourceOptions& options, const AverageOptions& average);
 
   SourceFacts facts() const;
   const std::vector<std::string>& notes() const;
-  // In the order of DeepSpeed's zero_to_fp32: buffers, frozen, trainable by group, aliases; each
-  // one followed by its optimizer states, if they were asked for. Vocabularies are without the rows
-  // that only fill them up for tensor parallelism.
+  // In the order of DeepSpeed's zero_to_fp32: buffers, frozen parameters, trainable ones by group,
+  // aliases. The optimizer states of each follow it, if they were asked for. Vocabularies are
+  // without the rows that only pad them for tensor parallelism.
   std::vector<SourceTensor> tensors() const;
-  // Gathers the elements of `tensor`, one of tensors(), in row-major order. `out` has its bytes.
-  // Throws what reading throws.
+  // Gathers the elements of `tensor`, one of tensors(), in row-major order. `out` must have
+  // tensor.bytes() bytes. Throws the errors of reading.
   void read(const SourceTensor& tensor, std::span<std::byte> out) const;
-  // Gathers what all of `reads` ask for, on all cores. With `check`, every record of the input that
-  // any of it lies in is read whole and compared with its CRC32, once for each Source. Throws
-  // CorruptError for one that is wrong, IoError, also for a file that was changed or cut since it
-  // was opened, and InterruptedError if `progress` is cancelled.
+  // Gathers the elements of all `reads`, on all cores. With `check`, reads every record of the
+  // input that any of them lies in as a whole, and compares its CRC32, once for each Source. Throws
+  // CorruptError for a wrong record, IoError, also for a file that was changed or cut since it was
+  // opened. Throws InterruptedError if `progress` is cancelled.
   void gather(std::span<const TensorRead> reads, bool check, Progress& progress) const;
-  // Checks the records that `tensor` lies in, as gather() does.
+  // Checks the records that hold `tensor`, as gather() does.
   void check(const SourceTensor& tensor, Progress& progress) const;
-  // The files that the elements of `tensor` lie in, as messages call them.
+  // The files that hold the elements of `tensor`, named as messages name them.
   std::vector<std::string> files(const SourceTensor& tensor) const;
-  // As read(), without a copy, if the elements lie in one stored file as torch's as_strided sees
-  // them: a private mapping. A failing disk raises SIGBUS there. nullopt otherwise.
+  // As read(), without a copy: a private mapping of the file. Only if the elements lie in one
+  // stored file as torch's as_strided can view them; else nullopt. A failing disk raises SIGBUS.
   std::optional<TensorView> view(const SourceTensor& tensor) const;
 
-  // The library's own.
+  // Internal to the library.
   struct Impl;
   explicit Source(std::shared_ptr<Impl> impl);
   Impl* operator->() const { return impl_.get(); }

@@ -1,4 +1,4 @@
-// Checkpoints of torch.distributed.checkpoint (DCP): what FSDP2 loads with dcp.load.
+// Checkpoints of torch.distributed.checkpoint (DCP), which FSDP2 loads with dcp.load.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace dsckpt {
 
-// Whose keys the folder has.
+// The framework whose keys the folder has.
 enum class DcpPreset : uint8_t {
   torch,       // model.NAME and optim....: dcp.save({"model": ..., "optim": ...})
   accelerate,  // two folders, pytorch_model_fsdp_0/ with model.NAME, optimizer_0/ with
@@ -23,28 +23,28 @@ enum class DcpPreset : uint8_t {
 };
 
 struct DcpOptions {
-  // How many ranks will load it: as many files there are, and so tensors are cut.
+  // The number of ranks that will load it. There are as many files, and tensors are cut for them.
   uint32_t dp = 1;
   DcpPreset preset = DcpPreset::torch;
-  // What the model's floating tensors become; nullopt leaves each as it is stored. Optimizer states
-  // keep their types.
+  // The type that the model's floating tensors are converted to; nullopt keeps the stored types.
+  // Optimizer states keep their types.
   std::optional<DType> dtype = DType::float32;
-  // Without the optimizer and what else a run goes on with.
+  // Write only the weights: no optimizer, and nothing else that a resumed run needs.
   bool weights_only = false;
 };
 
-// The most `dp` there may be.
+// The largest number that `dp` may be.
 inline constexpr uint32_t kMostDcpRanks = 1 << 16;
 
-// The folder that torch.distributed.checkpoint.load reads, at `dp` ranks without reading anything
-// twice, at any other number too. Optimizer states are there in both forms that
-// torch.distributed.checkpoint.state_dict has, nested and flattened; tied names and the two forms
-// share their bytes. A chunk is what one rank of FSDP2 has of a tensor, or where there would be
-// more than kMostChunks (dcp/chunk_cut.h), what several neighbours have. `source` has to be open
-// with SourceOptions::optimizer_states, but for `weights_only`. Throws UsageError for numbers that
-// make no sense, bad rules and names that become one; UnsupportedError for groups that nobody
-// knows, for states that differ between ranks, and for elements that cannot become `dtype`;
-// InconsistentError for keys that come twice.
+// Plans a folder that torch.distributed.checkpoint.load reads. `dp` ranks read nothing twice; any
+// other number of ranks can load it too. Optimizer states are stored in both forms of
+// torch.distributed.checkpoint.state_dict, nested and flattened. Tied names share their bytes, and
+// so do the two forms. A chunk is the part of a tensor that one rank of FSDP2 has. Beyond
+// kMostChunks (dcp/chunk_cut.h) a chunk covers several neighbouring ranks. The source must be open
+// with SourceOptions::optimizer_states, unless `weights_only`. Throws UsageError for numbers that
+// make no sense, bad rules, and names that become equal. Throws UnsupportedError for unknown
+// groups, states that differ between ranks, and elements that cannot become `dtype`. Throws
+// InconsistentError for keys that occur twice.
 DSCKPT_EXPORT Job plan_dcp(const Source& source, const DcpOptions& options = {});
 
 }  // namespace dsckpt

@@ -11,9 +11,9 @@
 
 namespace dsckpt {
 
-// Every element type torch can store in a checkpoint. `boolean` is torch.bool. From
-// float4_e2m1fn_x2 on an element is opaque: bytes that are passed on, and never converted. The
-// quantised types are those of storages: no tensor of them is read.
+// Every element type torch can store in a checkpoint. `boolean` is torch.bool. Elements from
+// float4_e2m1fn_x2 on are opaque: their bytes are copied and never converted. The quantised types
+// are those of storages; tensors of them are not read.
 enum class DType : uint8_t {
   float64,
   float32,

@@ -1,7 +1,7 @@
-// Errors: exceptions, typed, and nothing else.
+// Errors: typed exceptions, and nothing else.
 //
-// Everything the library throws is an Error. Its kind says what the caller can do about it (and is
-// the tool's exit code), its Where says which bytes are meant. Expected outcomes ("is there such a
+// Everything the library throws is an Error. Its kind says what the caller can do about it, and is
+// the tool's exit code. Its Where says which bytes are meant. Expected outcomes ("is there such a
 // key?") are return values, never exceptions.
 #pragma once
 
@@ -28,19 +28,19 @@ enum class ErrorKind {
 // The lower-case name of a kind, as `--json` reports it.
 DSCKPT_EXPORT const char* to_string(ErrorKind kind);
 
-// The place an error speaks of. Empty fields are unknown; outer layers fill them in (see
+// The place that an error is about. Empty fields are unknown; outer layers fill them in (see
 // in_context).
 struct DSCKPT_EXPORT Where {
-  // Path, as the user would recognise it.
+  // The path, as the user would recognise it.
   std::string file = {};
-  // Record inside the file, "data/7", or a key, "fp32_flat_groups[2]".
+  // A record in the file, "data/7", or a key, "fp32_flat_groups[2]".
   std::string member = {};
-  // Name of a parameter or buffer.
+  // The name of a parameter or buffer.
   std::string tensor = {};
   // Bytes from the start of the file, or elements of a flat group.
   std::optional<uint64_t> offset = {};
 
-  // "file: member: tensor: at 123: ", with what is empty left out.
+  // "file: member: tensor: at 123: ", without the empty fields.
   std::string prefix() const;
 };
 
@@ -51,7 +51,7 @@ class DSCKPT_EXPORT Error : public std::runtime_error {
   Error(const Error& error, std::string message);
 
   ErrorKind kind() const { return kind_; }
-  // The files are at fault: corrupt, inconsistent or io.
+  // True if the files are at fault: corrupt, inconsistent or io.
   bool is_damage() const;
   const Where& where() const { return where_; }
   const std::string& message() const { return message_; }  // what() without the place
@@ -63,7 +63,7 @@ class DSCKPT_EXPORT Error : public std::runtime_error {
   [[nodiscard]] Error within(const Where& outer) const;
   // The same error with `hint`, if it has none.
   [[nodiscard]] Error hinted(const std::string& hint) const;
-  // Throws it as the class below that its kind has.
+  // Throws it as the class of its kind, one of those below.
   [[noreturn]] void raise() const;
 
  protected:
@@ -76,7 +76,7 @@ class DSCKPT_EXPORT Error : public std::runtime_error {
   std::string message_;
 };
 
-// What the classes of the kinds share; `Leaf` is one of them.
+// The common part of the classes of kinds; `Leaf` is one of them.
 template <typename Leaf>
 struct DSCKPT_EXPORT ErrorOfKind : Error {
   using Error::Error;
@@ -110,7 +110,8 @@ struct DSCKPT_EXPORT UnsupportedError : ErrorOfKind<UnsupportedError> {
 };
 struct DSCKPT_EXPORT IoError : ErrorOfKind<IoError> {
   using ErrorOfKind::ErrorOfKind;
-  // `message` says what was tried ("cannot open"); the text of `errno_value` is appended unless 0.
+  // `message` says which action failed ("cannot open"). The text of `errno_value` is appended
+  // unless it is 0.
   IoError(Where where, std::string message, int errno_value);
 };
 struct DSCKPT_EXPORT InterruptedError : ErrorOfKind<InterruptedError> {
@@ -118,7 +119,7 @@ struct DSCKPT_EXPORT InterruptedError : ErrorOfKind<InterruptedError> {
   InterruptedError() : ErrorOfKind(ErrorKind::interrupted, {}, "interrupted") {}
 };
 
-// Runs `body`; an Error that leaves it gets the empty fields of its Where from `where` and keeps
+// Runs `body`. An Error that it throws gets the empty fields of its Where from `where`, and keeps
 // its class.
 template <typename Body>
 auto in_context(const Where& where, Body&& body) {
@@ -129,7 +130,7 @@ auto in_context(const Where& where, Body&& body) {
   }
 }
 
-// The same with `where` called for the place, once there is an error.
+// The same, but `where` is a function, called only for an error.
 template <std::invocable MakeWhere, typename Body>
 auto in_context(const MakeWhere& where, Body&& body) {
   try {

@@ -1,4 +1,4 @@
-// What the shared library exports; everything else in it is hidden.
+// Marks the symbols that the shared library exports; all others are hidden.
 #pragma once
 
 #define DSCKPT_EXPORT __attribute__((visibility("default")))

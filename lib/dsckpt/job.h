@@ -1,4 +1,4 @@
-// Job: a conversion, planned. Nothing is written before it is run.
+// Job: a planned conversion. Nothing is written until it runs.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +17,22 @@ struct JobFile {
   uint64_t bytes = 0;  // of its content
 };
 
-// What plan_weights() and its like make of a Source, which may be gone when it runs. Immutable; any
-// thread.
+// A conversion that plan_weights() or another planner made of a Source, which need not live until
+// it runs. Immutable; any thread.
 class DSCKPT_EXPORT Job {
  public:
-  // What a user should know before it runs.
+  // Notes for the user, to be read before the run.
   const std::vector<std::string>& notes() const;
-  // What cannot be written since files of the input are lost, a line each.
+  // The parts that cannot be written because input files are lost, one a line.
   const std::vector<std::string>& left_out() const;
-  // By path. The content of every byte is decided.
+  // All files, sorted by path. The plan has decided every byte of them.
   std::vector<JobFile> files() const;
   uint64_t bytes_read() const;
   uint64_t bytes_written() const;
-  // What a tool's `--dry-run --json` shows of it (apps/README.md#json): one JSON object.
+  // The JSON that a tool's `--dry-run --json` prints (apps/README.md#json): one object.
   std::string json() const;
 
-  // The library's own.
+  // Internal to the library.
   struct Impl;
   explicit Job(Impl impl);
   const Impl& operator*() const { return *impl_; }

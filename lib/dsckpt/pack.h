@@ -1,4 +1,4 @@
-// The same in fewer bytes: packed files, and checkpoints without what nobody needs any more.
+// The same data in fewer bytes: packed files, and checkpoints stripped of data no longer needed.
 #pragma once
 
 #include <cstdint>
@@ -10,42 +10,43 @@
 
 namespace dsckpt {
 
-// All files of the folder `input`, at any depth, or the file `input` alone, under the names of
-// their contents. Links count as what they lead to; where one leads out of the folder, UsageError
-// is thrown unless `follow_links`. Broken links, links to a folder that they are in, what is
-// neither file nor folder, and unfinished outputs (.dsckpt-staging-*) are left out, with a note.
-// Torch archives and safetensors are planned tensor by tensor, so that packing sees types; what
-// cannot be read as either is planned as bytes, with a note. Run it with RunOptions::pack. With
-// `sha256` the SHA-256 of each content is kept, which takes a pass of its own. Throws UsageError if
-// there is nothing, IoError, InconsistentError for a content that is there in two forms. `progress`
-// as SourceOptions::progress.
+// Plans all files of the folder `input`, at any depth, or the file `input` alone. They keep the
+// names of their contents. Links count as their targets. Throws UsageError for a link that leaves
+// the folder, unless `follow_links`. Broken links, links to a folder around them, special files,
+// and unfinished outputs (.dsckpt-staging-*) are left out, with a note. Torch archives and
+// safetensors are planned tensor by tensor, so that packing knows the types. Files that cannot be
+// read as either are planned as plain bytes, with a note. Run the job with RunOptions::pack. With
+// `sha256` the SHA-256 of each content is stored too, which costs an extra pass. Throws UsageError
+// if there is no file, IoError, and InconsistentError for a content that exists in two forms.
+// `progress` is as SourceOptions::progress.
 DSCKPT_EXPORT Job plan_pack(const std::filesystem::path& input, bool sha256 = false,
                             bool follow_links = false, Progress* progress = nullptr);
 
-// The same files as bytes. With `sha256` they are compared with those that were kept, before
-// anything is written: then the run throws CorruptError that names the first that differs, and
-// UsageError if none was kept.
+// Plans the same files, unpacked. With `sha256` the contents are compared with their stored hashes
+// before anything is written. The run then throws CorruptError for the first that differs,
+// UsageError if no hash was stored.
 DSCKPT_EXPORT Job plan_unpack(const std::filesystem::path& input, bool sha256 = false,
                               bool follow_links = false, Progress* progress = nullptr);
 
-// What a checkpoint is stripped to.
+// The part of a checkpoint that stripping keeps.
 enum class Keep : uint8_t {
-  // The weights: masters, buffers, frozen parameters, what is tied, and all that is no tensor. The
-  // optimizer's states are left out, and the model's own copies of weights that there are masters
-  // of. In the pickles tensors of torch's `meta` device take their places. At stage 0 all weights
-  // of the model stay.
+  // The weights: masters, buffers, frozen parameters, tied names, and everything that is no tensor.
+  // The optimizer states are left out, and so are the model's own copies of weights that have
+  // masters. In the pickles, tensors of torch's `meta` device take their places. At stage 0 all
+  // weights of the model stay.
   weights,
-  // All that DeepSpeed loads. Bytes of storages that no tensor reaches are left out.
+  // Everything that DeepSpeed loads. Bytes of storages that no tensor uses are left out.
   resume,
 };
 DSCKPT_EXPORT const char* to_string(Keep keep);
 
-// OUTPUT/TAG/ with the same files, OUTPUT/latest (latest_universal of a universal checkpoint), and
-// copies of what lies beside the shards. Files that nothing is left out of are copied byte for
-// byte; others are what torch.save would write, also where they were of the legacy form. Every
-// tensor that stays keeps its value, shape, dtype, flags and whom it shares its storage with.
-// `source` has to be open with SourceOptions::optimizer_states for Keep::resume and without for
-// Keep::weights. Throws UnsupportedError for what cannot be written anew, with Keep::weights only.
+// Plans OUTPUT/TAG/ with the same files, OUTPUT/latest (latest_universal of a universal
+// checkpoint), and copies of the files beside the shards. Files that lose nothing are copied byte
+// for byte. Others become what torch.save would write, even from the legacy form. Every tensor that
+// stays keeps its value, shape, dtype and flags, and shares its storage with the same tensors. The
+// source must be open with SourceOptions::optimizer_states for Keep::resume, and without for
+// Keep::weights. Throws UnsupportedError, with Keep::weights only, for files that cannot be
+// rewritten.
 DSCKPT_EXPORT Job plan_strip(const Source& source, Keep keep);
 
 }  // namespace dsckpt

@@ -1,5 +1,5 @@
 // Reshard: native ZeRO files for another number of data-parallel ranks, another stage or another
-// layout, which DeepSpeed loads as its own.
+// layout. DeepSpeed loads them as its own.
 #pragma once
 
 #include <cstdint>
@@ -13,38 +13,38 @@
 
 namespace dsckpt {
 
-// More ranks than this are taken for a mistake.
+// The largest number of ranks; more are taken for a mistake.
 inline constexpr uint32_t kMaxRanks = 1 << 16;
 
 struct ReshardOptions {
   uint32_t dp = 1;  // data-parallel ranks of the new run, of each mp rank; up to kMaxRanks
-  // Expert-parallel ranks of the new run, up to kMaxRanks. Default: as it was.
+  // Expert-parallel ranks of the new run, up to kMaxRanks. Default: unchanged.
   std::optional<uint32_t> ep = {};
-  // ZeRO stage of the new run, 0 to 3. Default: what `ds_config` or SourceOptions::like say, else
-  // as it was.
+  // ZeRO stage of the new run, 0 to 3. Default: that of `ds_config` or SourceOptions::like, else
+  // unchanged.
   std::optional<int> stage = {};
-  // zero_optimization.sub_group_size of the new run, elements, not 0. Default likewise.
+  // zero_optimization.sub_group_size of the new run, in elements, not 0. Same default.
   std::optional<uint64_t> sub_group_size = {};
-  // The release of DeepSpeed that is to load it, "0.16.4". Empty: the one that saved the
-  // checkpoint.
+  // The release of DeepSpeed that will load the checkpoint, "0.16.4". Empty: the release that saved
+  // it.
   std::string ds_version = {};
   // The new run's DeepSpeed configuration, a JSON file. Empty: none.
   std::filesystem::path ds_config = {};
-  // Find the batch settings that keep the global batch on the new ranks, and write
-  // ds_config_dpN.json with the one suggested.
+  // Find batch settings that keep the global batch size on the new ranks, and write
+  // ds_config_dpN.json with the suggested one.
   bool plan_batch = false;
 };
 
-// OUTPUT/TAG/ with the shards, OUTPUT/latest, and copies of the files that lie beside the shards.
-// `source` has to be open with SourceOptions::optimizer_states, or of weights with
-// SourceOptions::like, of whose training nothing is kept. With SourceOptions::weights_from the
-// checkpoint has these weights and goes on; weights beside its shards are left out then.
-// SourceOptions::like of a checkpoint says what the new run is like: parameter groups, their order
-// and the layout. What torch.distributed.checkpoint wrote needs it or `ds_config`, whose run has
-// the groups in their order there. Throws UsageError for options out of their ranges, or that
-// contradict each other or the checkpoint, UnsupportedError for what cannot be cut anew or
-// DeepSpeed could not load, InconsistentError for parameters that `like` has and the source has
-// not, or the other way round.
+// Plans OUTPUT/TAG/ with the shards, OUTPUT/latest, and copies of the files that lie beside the
+// shards. The source must be open with SourceOptions::optimizer_states, or be weights opened with
+// SourceOptions::like; nothing of the training of `like` is kept then. With
+// SourceOptions::weights_from the checkpoint gets these weights and its training continues; weights
+// beside its shards are then left out. The checkpoint SourceOptions::like describes the new run:
+// its parameter groups, their order, and the layout. Checkpoints of torch.distributed.checkpoint
+// need it, or `ds_config`; with the latter, the run has the groups in the checkpoint's order.
+// Throws UsageError for options out of range, and for options that contradict each other or the
+// checkpoint. Throws UnsupportedError for states that cannot be cut again or that DeepSpeed could
+// not load. Throws InconsistentError for parameters that only one of `like` and the source has.
 DSCKPT_EXPORT Job plan_reshard(const Source& source, const ReshardOptions& options);
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// Resume: what a rank of a running engine of DeepSpeed loads from any checkpoint, without files.
+// Resume: a rank of a running DeepSpeed engine loads its part of any checkpoint, without files.
 #pragma once
 
 #include <cstddef>
@@ -38,17 +38,17 @@ struct EngineFacts {
   bool parameter_alignment = false;
   uint64_t sub_group_size = 0;  // stage 3, elements
   std::vector<EngineTensor> tensors = {};
-  // The names of the trained parameters of each group, in the order in which the optimizer was
-  // given them.
+  // The names of the trained parameters of each group, in the order that the optimizer got them.
   std::vector<std::vector<std::string>> groups = {};
-  // A pickle, a list: of each group its hyper-parameters, a dict. For groups that the checkpoint
-  // does not have.
+  // A pickle of a list with a dict of hyper-parameters for each group. For groups that the
+  // checkpoint does not have.
   std::string settings = {};
-  // Whether all names have to be in both. If not, frozen parameters and buffers may be in one only.
+  // True: engine and checkpoint must have the same names. False: frozen parameters and buffers may
+  // be missing on one side.
   bool strict = true;
 };
 
-// A file that DeepSpeed would read, without the tensors' elements.
+// A file as DeepSpeed would read it, without the elements of its tensors.
 struct ResumeFile {
   struct Storage {
     DType dtype = DType::float32;
@@ -59,7 +59,7 @@ struct ResumeFile {
   std::vector<Storage> storages;  // by the keys in the pickle: "0", "1", ...
 };
 
-// Elements [first, first + count) of a storage, and the memory that takes them.
+// Elements [first, first + count) of a storage, and the memory to read them into.
 struct StorageRead {
   size_t file = 0;
   size_t storage = 0;
@@ -68,22 +68,22 @@ struct StorageRead {
   std::span<std::byte> out = {};
 };
 
-// The files that one rank loads: its model states, and from stage 1 on its optimizer states, as
-// plan_reshard() would have them written. Cheap to copy; any thread.
+// The files that one rank loads: its model states, and from stage 1 on its optimizer states. They
+// are as plan_reshard() would have them written. Cheap to copy; any thread.
 class DSCKPT_EXPORT ResumePlan {
  public:
   const std::vector<ResumeFile>& files() const;
-  // Things that a user should know before it is loaded.
+  // Notes for the user, to be read before loading.
   const std::vector<std::string>& notes() const;
-  // Whether the trained parameters of 16 bits in the model-states file are the masters, rounded.
+  // True if the 16-bit trained parameters in the model-states file are the rounded masters.
   bool weights_are_masters() const;
-  // The folder that the shards are in.
+  // The folder of the shards.
   const std::string& folder() const;
-  // Gathers what all of `reads` ask for, on all cores. Records that are read whole are compared
-  // with their CRC32; with `check` all that any of it lies in. Throws as Source::gather().
+  // Gathers the elements of all `reads`, on all cores. Checks the CRC32 of records that are read
+  // whole; with `check`, of every record that any element lies in. Throws as Source::gather().
   void gather(std::span<const StorageRead> reads, bool check, Progress& progress) const;
 
-  // The library's own.
+  // Internal to the library.
   struct Impl;
   explicit ResumePlan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 
@@ -91,8 +91,8 @@ class DSCKPT_EXPORT ResumePlan {
   std::shared_ptr<const Impl> impl_;
 };
 
-// `source` has to be open with SourceOptions::optimizer_states. Throws as plan_reshard();
-// parameters and groups are matched by their names.
+// The source must be open with SourceOptions::optimizer_states. Parameters and groups are matched
+// by their names. Throws as plan_reshard().
 DSCKPT_EXPORT ResumePlan plan_resume(const Source& source, const EngineFacts& engine);
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// Run: how a planned job is carried out, and how it is watched.
+// Run: carries out a planned job, and reports its progress.
 #pragma once
 
 #include <atomic>
@@ -31,46 +31,46 @@ struct Striping {
 struct RunOptions {
   unsigned threads = 0;  // 0: one a core, and as many more as keep a disk busy
   IoMode io = IoMode::automatic;
-  // Check the CRC32 of every record of the input, not only of those that are read whole anyway.
+  // Check the CRC32 of every record of the input, not only of those that the job reads whole.
   bool verify = false;
-  // Write packed files (`ckpt-pack pack`), at this level of zstd.
+  // Write packed files (`ckpt-pack pack`), at this zstd level.
   std::optional<int> pack = {};
-  // Replace what is in the output's place.
+  // Replace an existing output.
   bool force = false;
-  // Wait until the data is on the disk before it gets its final names (fsync).
+  // Sync the data to disk (fsync) before the files get their final names.
   bool durable = false;
-  // Read everything back before it gets its final name, from the disk where the file system lets
-  // it, and compare it with what was meant.
+  // Read every file back before it gets its final name, and compare it with the planned bytes. It
+  // is read from the disk where the file system allows that.
   bool verify_output = false;
-  // Bytes a second that are written, or read only to be checked. 0: as many as there can be.
+  // Most bytes a second that are written, or read only to be checked. 0: no limit.
   uint64_t limit_rate = 0;
-  // Keep what is done if the run stops, in a folder beside the output or in it, and go on with what
-  // a run of the same job has kept there: its inputs must be as they were. What is done is made
-  // sure of (synced) every `save_every`, and at most a tenth of the time.
+  // Keep the finished part if the run stops, in a folder beside the output or in it. Continue from
+  // the part that a run of the same job kept there; its inputs must be unchanged. Progress is
+  // synced to disk every `save_every`, and for at most a tenth of the time.
   bool resume = false;
-  // Of the output, which must be on Lustre, and only where `lfs` is in PATH.
+  // The striping of the output, which must be on Lustre. Used only if `lfs` is in PATH.
   std::optional<Striping> stripe = {};
   std::chrono::milliseconds save_every{10'000};
 };
 
-// Shared with whoever shows progress or asks to stop. Any thread.
+// Shared between the run and the caller, who shows progress or asks to stop. Any thread.
 struct Progress {
   std::atomic<uint64_t> bytes_done{0};   // written, or read only to be checked; read back, too
   std::atomic<uint64_t> bytes_total{0};  // set when the run begins
   std::atomic<bool> cancelled{false};    // set it to stop: the run throws InterruptedError
-  // While a source is opened and planned: files whose metadata was read, of those known so far.
+  // While a source is opened and planned: files whose metadata was read, and files known so far.
   std::atomic<uint64_t> files_done{0};
   std::atomic<uint64_t> files_total{0};
-  // Of a run by several processes: the one that the others are ahead of, or wait for; -1: none.
+  // In a run by several processes: the rank that the others are ahead of, or wait for. -1: none.
   std::atomic<int> slowest_rank{-1};
 };
 
-// What one of several processes that ran a job together has done of it.
+// The work of one of several processes that ran a job together.
 struct RankStats {
   std::string host = {};
   uint64_t bytes_read = 0;
   uint64_t bytes_done = 0;  // written, or read only to be checked
-  // Between it and rank 0, as it has sent and received them; of rank 0 with all others.
+  // Between this process and rank 0, counted on this side. For rank 0: with all others.
   uint64_t messages_sent = 0;
   uint64_t messages_received = 0;
   uint64_t bytes_sent = 0;
@@ -82,32 +82,33 @@ struct RunStats {
   uint64_t bytes_written = 0;
   uint64_t bytes_stored = 0;       // less than were written if the outputs are packed
   uint64_t records_checked = 0;    // whose CRC32 was compared
-  uint64_t records_unchecked = 0;  // of which too little was read to read the rest
-  // Of what the plan reads, in files that have no checksums: safetensors, swap files, torch's old
+  uint64_t records_unchecked = 0;  // read in too small a part to check the rest
+  // Bytes of the plan's reads in files without checksums: safetensors, swap files, torch's legacy
   // files and texts, unless they are packed.
   uint64_t bytes_without_checksum = 0;
-  // Whether anything that was read has a checksum.
+  // False if nothing that was read has a checksum.
   bool has_checksums = true;
   uint64_t bytes_verified = 0;  // read back from the output
-  uint64_t bytes_kept = 0;      // of bytes_written: by the run that this one has gone on with
+  uint64_t bytes_kept = 0;      // of bytes_written: those of the run that this one resumed
   double seconds = 0;
   std::vector<RankStats> ranks = {};  // by number; empty of a run by one process
-  // What a user should know of the place: left-overs of other runs there, what could not be
-  // removed, and what may not be on the disk yet.
+  // Notes about the output folder for the user: left-overs of other runs there, files that could
+  // not be removed, and data that may not be on the disk yet.
   std::vector<std::string> notes = {};
 };
 
-// Given the bytes done and those there are: about ten times a second, by another thread, and once
-// when all is committed, by the one that called run(). False asks the run to stop, and so does an
-// exception, which leaves run() in the place of InterruptedError.
+// Called with the bytes done and the total, about ten times a second, by another thread. The thread
+// that called run() calls it once more after the commit. If it returns false, the run stops. An
+// exception stops it too, and leaves run() instead of InterruptedError.
 using ProgressCallback = std::function<bool(uint64_t done, uint64_t total)>;
 
 // Runs `job` into the folder `output` and commits: the files get their final names when all of them
-// are complete. On any exception nothing of it is left behind but what RunOptions::resume keeps,
-// or, where not all old files could be put back, the message says of each what is there. Throws
-// UsageError if `output` is no place for it, or what is kept there is of another job, CorruptError
-// for a record whose CRC32 is wrong, IoError, InterruptedError when `progress` asked to stop, and
-// what `progress` throws: if that comes when all is committed, the output stays.
+// are complete. After an exception nothing remains but the part that RunOptions::resume keeps. If
+// not all old files could be put back, the message names the files that remain. Throws UsageError
+// if `output` is no place for the job, or the part kept there belongs to another job. Throws
+// CorruptError for a record whose CRC32 is wrong, IoError, and InterruptedError when `progress`
+// asked to stop. Exceptions of `progress` leave run() too; the output stays if one comes after the
+// commit.
 DSCKPT_EXPORT RunStats run(const Job& job, const std::filesystem::path& output,
                            const RunOptions& options = {}, const ProgressCallback& progress = {});
 

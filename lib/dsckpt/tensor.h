@@ -1,4 +1,4 @@
-// Tensors of an open Source: described, then read.
+// Tensors of an open Source: their descriptions, and views of their elements.
 #pragma once
 
 #include <cstddef>
@@ -21,22 +21,21 @@ DSCKPT_EXPORT const char* to_string(ParamKind kind);
 
 struct SourceTensor {
   std::string name;
-  // "" of the value itself; of what the optimizer keeps of each of its elements, the optimizer's
-  // name of that: "exp_avg".
+  // "" for the value itself. For an optimizer state, the optimizer's name of it: "exp_avg".
   std::string state;
   ParamKind kind = ParamKind::trainable;
-  // fp32 for what was trained, else as stored.
+  // fp32 for trained parameters, else the stored type.
   DType dtype = DType::float32;
   Shape shape;
-  // Of a tied parameter, the name of the entry it is the same tensor as; else "".
+  // For a tied parameter, the name of the entry that owns the tensor; else "".
   std::string alias_of;
 
-  // "layers.0.weight", or of a state "layers.0.weight exp_avg".
+  // "layers.0.weight", or for a state "layers.0.weight exp_avg".
   std::string label() const { return state.empty() ? name : name + " " + state; }
   uint64_t bytes() const { return static_cast<uint64_t>(numel(shape)) * size_of(dtype); }
 };
 
-// Elements in the memory of somebody else, who lives as long as `data`.
+// Elements in borrowed memory, which lives as long as `data`.
 struct TensorView {
   std::shared_ptr<std::byte> data;  // of the first element
   std::vector<int64_t> strides;     // elements

@@ -1,5 +1,5 @@
-// Checkpoints as at::Tensor, for programs that use LibTorch. In a library of its own, dsckpt_torch:
-// loading LibTorch takes a third of a second and 100 MB.
+// Checkpoints as at::Tensor, for programs that use LibTorch. This is a library of its own,
+// dsckpt_torch, because loading LibTorch takes a third of a second and 100 MB.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -15,7 +15,7 @@
 
 namespace dsckpt {
 
-// A source, opened for its tensors. Any thread. Tensors may outlive it.
+// A source that is opened to read tensors. Any thread. Tensors may outlive it.
 class DSCKPT_EXPORT TensorReader {
  public:
   // Throws what Source::open throws.
@@ -26,11 +26,11 @@ class DSCKPT_EXPORT TensorReader {
   // The names of the state_dict, aliases included, in the order of DeepSpeed's zero_to_fp32.
   std::vector<std::string> names() const;
 
-  // The tensor called `name`: fp32 for what was trained, else as stored; or its optimizer state
-  // `state`. If its elements lie in one file as torch can view them, the tensor is a view of that
-  // file's mapping and nothing is read now; writing to it changes the process's own copy of the
-  // pages. Else it is gathered into memory of its own. Throws UsageError for an unknown name, and
-  // what reading throws.
+  // The tensor called `name`, fp32 if it was trained, else of its stored type; or its optimizer
+  // state `state`. If its elements lie in one file as torch can view them, the tensor is a view of
+  // the mapped file. Nothing is read then, and writes only change the process's own copy of the
+  // pages. Otherwise its elements are gathered into new memory. Throws UsageError for an unknown
+  // name, and the errors of reading.
   at::Tensor tensor(std::string_view name, std::string_view state = {}) const;
 
  private:

@@ -1,5 +1,5 @@
-// Universal Checkpoints: what DeepSpeed loads on another number of GPUs with
-// "checkpoint": {"load_universal": true}.
+// Universal checkpoints, which DeepSpeed loads on any number of GPUs with "checkpoint":
+// {"load_universal": true}.
 #pragma once
 
 #include <filesystem>
@@ -11,20 +11,20 @@
 namespace dsckpt {
 
 struct UniversalOptions {
-  // Patterns of universal_checkpoint_info that fit no parameter are an error; else a note.
+  // If true, patterns of universal_checkpoint_info that fit no parameter are an error; else a note.
   bool strict = true;
-  // The folder that it is to be written to, if that is known: a note then names the files beside
-  // the shards that whoever resumes from the folder above it would miss there.
+  // The output folder, if it is known. A note then names the files beside the shards that a run
+  // resumed from the folder above it would miss.
   std::filesystem::path output = {};
 };
 
-// The folder that DeepSpeed's ds_to_universal.py writes; `latest_universal` beside it will name it.
-// Where that script is wrong or fails the result is what the engine held:
-// lib/checkpoint/LAYOUTS.md, "Universal checkpoints". `source` has to be open with
-// SourceOptions::optimizer_states, or of weights: these start with the states of the optimizer of
-// SourceOptions::like, before its first step, or else torch's Adam. Throws UsageError for unused
-// patterns and for what is a universal checkpoint already, UnsupportedError and InconsistentError
-// for what the format cannot hold.
+// Plans the folder that DeepSpeed's ds_to_universal.py writes; `latest_universal` beside it will
+// name it. Where that script is wrong or fails, the result is the state that the engine held:
+// lib/checkpoint/LAYOUTS.md, "Universal checkpoints". The source must be open with
+// SourceOptions::optimizer_states, or be weights. Weights start with the optimizer states of
+// SourceOptions::like before its first step, or else of torch's Adam. Throws UsageError for unused
+// patterns, and for an input that is already a universal checkpoint. Throws UnsupportedError and
+// InconsistentError for data that the format cannot hold.
 DSCKPT_EXPORT Job plan_universal(const Source& source, const UniversalOptions& options = {});
 
 }  // namespace dsckpt
