@@ -1,4 +1,4 @@
-// Bytes that are read by position: memory, or what a function reads, such as a part of a file.
+// Bytes that are read by position, from memory or through a function: a part of a file, say.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 
 namespace dsckpt {
 
-// A view: what it lies in must outlive it. Copy it freely. Any thread, if its function may be
-// called from there.
+// A view: the memory or function behind it must outlive it. Cheap to copy. Any thread, if the
+// function may be called there.
 class ByteSource {
  public:
-  // All of the bytes [offset, offset + size), which lie inside. Throws where they cannot be read.
+  // Returns all bytes [offset, offset + size), which lie inside. Throws if they cannot be read.
   using Read = std::function<std::vector<std::byte>(uint64_t offset, uint64_t size)>;
 
   explicit ByteSource(ByteSpan memory) : memory_(memory), size_(memory.size()) {}
@@ -24,8 +24,8 @@ class ByteSource {
 
   uint64_t size() const { return size_; }
 
-  // The bytes from `offset` on, at most `size` of them: fewer where the source ends. Throws what
-  // its function throws.
+  // At most `size` bytes from `offset` on: fewer where the source ends. Throws the errors of its
+  // function.
   std::vector<std::byte> read(uint64_t offset, uint64_t size) const {
     if (offset >= size_) return {};
     size = std::min(size, size_ - offset);
@@ -35,7 +35,7 @@ class ByteSource {
     return {part.begin(), part.end()};
   }
 
-  // The bytes from `offset` on; nothing if it lies behind the end.
+  // The bytes from `offset` on; none if it lies behind the end.
   ByteSource from(uint64_t offset) const { return part(offset, size_); }
   // At most `size` bytes from `offset` on.
   ByteSource part(uint64_t offset, uint64_t size) const {

@@ -1,4 +1,4 @@
-// Bytes: checked arithmetic and a bounded little-endian cursor, for every parse boundary.
+// Bytes: checked arithmetic and a bounded little-endian cursor, for all parsers.
 #pragma once
 
 #include <bit>
@@ -28,10 +28,10 @@ inline std::string_view as_text(ByteSpan bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// All whole numbers up to there are doubles.
+// A double holds every whole number up to this one.
 inline constexpr double kMostWhole = 9e15;
 
-// Sum and product that throw CorruptError instead of wrapping around.
+// Sum and product that throw CorruptError instead of overflowing.
 inline uint64_t checked_add(uint64_t a, uint64_t b) {
   uint64_t out = 0;
   if (__builtin_add_overflow(a, b, &out)) throw CorruptError({}, "size overflows 64 bits");
@@ -43,8 +43,8 @@ inline uint64_t checked_mul(uint64_t a, uint64_t b) {
   return out;
 }
 
-// Adds `term` (not negative) to `sum`, up to the largest number there is. For counts that are only
-// shown: views can have far more elements than a disk has bytes.
+// Adds `term` (not negative) to `sum`, up to the largest number of the type. For counts that are
+// only shown: views can have far more elements than a disk has bytes.
 template <typename Number>
 void add_saturating(Number& sum, Number term) {
   if (__builtin_add_overflow(sum, term, &sum)) sum = std::numeric_limits<Number>::max();
@@ -82,8 +82,8 @@ void append_le(std::string& out, T value) {
   out.append(bytes, sizeof value);
 }
 
-// A cursor over borrowed bytes that cannot leave them: every read past the end is a CorruptError
-// that carries the offset. `base` is the offset of the first byte in its file, for messages.
+// A cursor over borrowed bytes that cannot leave them. A read past the end throws a CorruptError
+// with the offset. Messages count offsets from `base`, the offset of the first byte in its file.
 class ByteReader {
  public:
   explicit ByteReader(ByteSpan bytes, uint64_t base = 0) : bytes_(bytes), base_(base) {}
@@ -119,7 +119,7 @@ class ByteReader {
   }
 
  private:
-  // Apart, so that take() is inlined.
+  // A function of its own, so that take() is inlined.
   [[noreturn, gnu::cold, gnu::noinline]] void fail(uint64_t count) const {
     throw CorruptError({.offset = offset()}, counted(count, "byte") + " expected, " +
                                                  std::to_string(remaining()) + " left");

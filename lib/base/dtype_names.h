@@ -1,4 +1,4 @@
-// What files call element types, beside torch's own names (dsckpt/dtype.h).
+// Names of element types in files, beside torch's own names (dsckpt/dtype.h).
 #pragma once
 
 #include <optional>
@@ -9,10 +9,10 @@
 
 namespace dsckpt {
 
-// Steps between neighbours along each dimension, in elements.
+// The distance between neighbours along each dimension, in elements.
 using Strides = std::vector<int64_t>;
 
-// The torch.<X>Storage class that pickles name: "FloatStorage"; "" for types that torch only stores
+// The torch.<X>Storage class in pickles: "FloatStorage"; "" for types that torch only stores
 // untyped (fp8, uint16 to uint64).
 std::string_view storage_class(DType dtype);
 // safetensors' name: "F32", "BF16"; "" where safetensors has none.
@@ -22,10 +22,10 @@ std::optional<DType> dtype_from_torch_name(std::string_view name);
 std::optional<DType> dtype_from_storage_class(std::string_view name);
 std::optional<DType> dtype_from_safetensors_name(std::string_view name);
 
-// Types of storages that torch keeps a scale beside (torch._utils._rebuild_qtensor).
+// Storage types beside which torch keeps a scale (torch._utils._rebuild_qtensor).
 bool is_quantised(DType dtype);
-// Whether an element is bytes that stand for no number of their own, or for several: bits,
-// quantised types, and float4_e2m1fn_x2.
+// True for elements whose bytes stand for no number, or for several: bits, quantised types, and
+// float4_e2m1fn_x2.
 bool is_opaque(DType dtype);
 
 // Row-major (contiguous) strides of `shape`, as torch gives them.

@@ -1,4 +1,4 @@
-// When a file was written, as one number.
+// The time of a file's last change, as one number.
 #pragma once
 
 #include <sys/stat.h>

@@ -5,7 +5,7 @@
 
 namespace dsckpt {
 
-// As gethostname(2) tells it; "" if it does not.
+// The name from gethostname(2); "" if that fails.
 std::string host_name();
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// JSON of others: whatever it is, it is read and kept in little more stack than a value takes.
+// Untrusted JSON, read and kept in little more stack than its values take.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +8,17 @@
 
 namespace dsckpt {
 
-// How many arrays and objects may lie in each other. Copying, comparing and writing a value take
-// stack for each level, and so does reading CBOR.
+// The largest depth of nested arrays and objects. Copying, comparing and writing a value use stack
+// for each level, and so does reading CBOR.
 inline constexpr size_t kMaxJsonDepth = 100;
 
-// `discarded` (nlohmann's is_discarded(), of which no member can be asked) if `text` is no JSON, or
-// is nested more deeply. Of a key that comes twice the last value counts, as in Python.
+// A `discarded` value (nlohmann's is_discarded(); its members must not be asked for) if `text` is
+// no JSON or is nested more deeply. The last value of a repeated key counts, as in Python.
 nlohmann::json parse_json(std::string_view text);
-// The same of CBOR (RFC 8949).
+// The same for CBOR (RFC 8949).
 nlohmann::json parse_cbor(std::string_view bytes);
 
-// JSON text of one line; text that is not UTF-8 is written with replacement characters.
+// JSON text on one line. Bytes that are not UTF-8 become replacement characters.
 std::string dump(const nlohmann::json& value);
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// What nlohmann reports of a document, as values and the levels that they lie in.
+// The values of a document, with their nesting, from nlohmann's parser events.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace dsckpt {
 
-// For sax_parse() of JSON and CBOR. Each function may return false, or throw, to end it.
+// For sax_parse() of JSON and CBOR. Each function may return false, or throw, to stop the parser.
 template <typename Json>
 class JsonTree : public nlohmann::json_sax<Json> {
  public:
@@ -29,9 +29,9 @@ class JsonTree : public nlohmann::json_sax<Json> {
   bool end_array() override { return close(); }
 
  protected:
-  // A value that holds no other.
+  // A value that contains no others.
   virtual bool add(Json value) = 0;
-  // An empty array or object, which what follows lies in until close().
+  // An empty array or object. It contains the following values up to close().
   virtual bool open(Json value) = 0;
   virtual bool close() = 0;
 };

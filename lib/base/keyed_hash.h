@@ -1,9 +1,9 @@
 // A hash for keys that come from files.
 //
 // SipHash-1-3 (Aumasson and Bernstein, "SipHash: a fast short-input PRF") under a key that every
-// process draws anew: nobody can write a file whose keys all fall into one place of a table, which
-// would make reading it take time that is quadratic in its size. So nothing that is written or
-// printed may depend on it, nor on the order of a table that uses it.
+// process draws anew. So no file can hold keys that all fall into one place of a table, which would
+// make reading it quadratic in its size. Nothing that is written or printed may depend on the hash,
+// or on the order of a table that uses it.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct KeyedHash {
   size_t operator()(int64_t number) const { return keyed_hash(static_cast<uint64_t>(number)); }
 };
 
-// By texts, views of texts, or numbers.
+// Keyed by texts, views of texts, or numbers.
 template <class Key, class T>
 using KeyedMap = std::unordered_map<Key, T, KeyedHash>;
 template <class Key, class T>

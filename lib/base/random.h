@@ -5,7 +5,7 @@
 
 namespace dsckpt {
 
-// All of its bits are random. Any thread. Throws IoError.
+// A number whose bits are all random. Any thread. Throws IoError.
 uint64_t random_number();
 
 }  // namespace dsckpt

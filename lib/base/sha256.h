@@ -11,10 +11,10 @@ namespace dsckpt {
 
 using Sha256Digest = std::array<std::byte, 32>;
 
-// As sha256sum(1) prints it: 64 lower-case hexadecimal digits.
+// The digest as sha256sum(1) prints it: 64 lower-case hexadecimal digits.
 std::string hex_digits(const Sha256Digest& digest);
 
-// One thread's.
+// For one thread.
 class Sha256 {
  public:
   Sha256();
@@ -23,7 +23,7 @@ class Sha256 {
   Sha256& operator=(const Sha256&) = delete;
 
   void update(std::span<const std::byte> bytes);
-  // Of all that came before; the next update() begins anew.
+  // The digest of all bytes so far. The next update() begins a new one.
   Sha256Digest digest();
 
  private:

@@ -10,11 +10,11 @@ namespace dsckpt {
 
 struct StartedThreads {
   std::vector<pthread_t> threads;
-  int failed = 0;  // what kept the next one from starting, as errno; 0 if all have
+  int failed = 0;  // errno of the thread that did not start; 0 if all have started
 };
 
-// Starts up to `count` threads that call `run(of)`, as many as can be had. The caller joins them.
-// Throws std::bad_alloc before the first has started.
+// Starts up to `count` threads that call `run(of)`, or as many as the system allows. The caller
+// joins them. Throws std::bad_alloc before the first has started.
 StartedThreads start_threads(size_t count, size_t stack_bytes, void* (*run)(void*), void* of);
 
 }  // namespace dsckpt

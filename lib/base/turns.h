@@ -1,4 +1,4 @@
-// Turns: numbers that several threads take, one after another, until all are taken or a thread
+// Turns: a counter shared by threads. Each takes the next number, until all are taken or a thread
 // fails.
 #pragma once
 
@@ -9,11 +9,11 @@ namespace dsckpt {
 
 class Turns {
  public:
-  // The numbers below `count`.
+  // Counts from 0 to `count` - 1.
   explicit Turns(size_t count) : count_(count) {}
 
-  // Calls `work` with each number that no other thread has taken. What it throws is thrown, and
-  // nobody takes a number after that. Any thread.
+  // Calls `work` with each number that no other thread has taken. An exception of `work` leaves
+  // take(), and then no thread takes another number. Any thread.
   template <typename Work>
   void take(Work&& work) {
     try {

@@ -1,4 +1,4 @@
-// Text that comes from files, character by character, so that nothing in it acts on whoever reads
+// Untrusted text, character by character, so that it cannot affect the terminal or page that shows
 // it.
 #pragma once
 
@@ -9,16 +9,17 @@
 
 namespace dsckpt {
 
-// What next_character() gives for a byte that is no UTF-8.
+// The result of next_character() for a byte that is no UTF-8.
 inline constexpr uint32_t kInvalidCharacter = 0xfffd;
 
-// Takes a character off `text`, which is UTF-8 or not and not empty: a whole one, or a byte.
+// Removes a character from the front of `text`: a whole one if it is UTF-8, else a byte. `text`
+// must not be empty.
 uint32_t next_character(std::string_view& text);
 
-// Whether a character turns the direction of text, such as U+202E.
+// True for characters that change the direction of text, such as U+202E.
 bool turns_text(uint32_t code);
-// Controls beyond ASCII (U+009B begins a terminal's commands), line ends that are no '\n', and what
-// is no character.
+// True for controls beyond ASCII (U+009B begins a terminal command), line ends other than '\n', and
+// codes that are no characters.
 bool is_no_text(uint32_t code);
 
 // "001b"

@@ -1,7 +1,7 @@
-// Numbers and texts in few bytes, for what one process of this program tells another.
+// Numbers and texts in few bytes, for messages between processes of this program.
 //
-// Numbers are LEB128: seven bits a byte, the low ones first. Differences, which may be negative,
-// are zigzag-coded before. Texts are their length and their bytes.
+// Numbers are LEB128: seven bits a byte, low bits first. Differences may be negative, so they are
+// zigzag-coded first. A text is its length and its bytes.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class VarintWriter {
     number(text.size());
     bytes_ += text;
   }
-  // Of each row the numbers that `members` name, such as &Row::size.
+  // Writes the given members of each row, such as &Row::size.
   template <typename Row, typename... Members>
   void rows(const std::vector<Row>& rows, Members... members) {
     number(rows.size());
@@ -47,7 +47,7 @@ class VarintWriter {
   std::string bytes_;
 };
 
-// Throws CorruptError where the bytes end early or a number does not end.
+// Throws CorruptError if the bytes end early or a number has no end.
 class VarintReader {
  public:
   explicit VarintReader(std::string_view bytes) : reader_(as_byte_span(bytes)) {}
@@ -67,12 +67,12 @@ class VarintReader {
     if (value >= end) throw CorruptError({.offset = reader_.offset()}, "a number of nothing");
     return value;
   }
-  // One of an enumeration whose last one is `last`.
+  // An enumerator, up to `last`.
   template <typename Enum>
   Enum choice(Enum last) {
     return static_cast<Enum>(below(static_cast<uint64_t>(last) + 1));
   }
-  // Of something that takes a byte at least.
+  // The number of things that take at least one byte each.
   size_t count() {
     const uint64_t count = number();
     if (count > reader_.remaining()) {
@@ -86,7 +86,7 @@ class VarintReader {
   }
   double real() { return reader_.read<double>(); }
   std::string text() { return std::string(reader_.text(number())); }
-  // What VarintWriter::rows() has written of the same members.
+  // Reads rows that VarintWriter::rows() wrote with the same members.
   template <typename Row, typename... Members>
   std::vector<Row> rows(Members... members) {
     std::vector<Row> rows(count());

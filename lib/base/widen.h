@@ -1,4 +1,4 @@
-// Elements of any type as numbers that arithmetic is done with.
+// Elements of any type as numbers to calculate with.
 #pragma once
 
 #include <cstddef>
@@ -8,26 +8,26 @@
 
 namespace dsckpt {
 
-// Of a complex type, the type of the real and of the imaginary part, which follow each other in
-// memory. Opaque elements count as the unsigned integers that their bytes are. Any other type is
-// itself.
+// For a complex type, the type of its real and imaginary parts, which are neighbours in memory.
+// Opaque elements count as unsigned integers of their bytes. Any other type is itself.
 DType real_part(DType dtype);
 
-// Whether float32 has every value of `dtype`, which is not complex; convert() makes it then.
+// True if float32 can hold every value of `dtype`, which is not complex. Then convert() can convert
+// it.
 bool float32_holds(DType dtype);
 
-// Elements of `dtype`, which is not complex, as float64. 64-bit integers are rounded; all else is
-// exact. The source needs no alignment.
+// Converts elements of `dtype`, which is not complex, to float64. 64-bit integers are rounded; all
+// others are exact. The source needs no alignment.
 void to_float64(DType dtype, const std::byte* source, double* target, size_t count);
 
-// Has every value of every type that is not complex, and the distance of any two integers.
+// Holds every value of every type that is not complex, and the distance of any two integers.
 using Exact = long double;
 static_assert(std::numeric_limits<Exact>::digits >= 64);
 
-// Whether float64 has not every value of `dtype`, which is not complex.
+// True if float64 cannot hold every value of `dtype`, which is not complex.
 bool exceeds_float64(DType dtype);
 
-// Elements of a type that exceeds float64. The source needs no alignment.
+// Converts elements of a type that exceeds float64. The source needs no alignment.
 void to_exact(DType dtype, const std::byte* source, Exact* target, size_t count);
 
 }  // namespace dsckpt
