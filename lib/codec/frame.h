@@ -1,5 +1,5 @@
-// Frames of a packed file: up to 16 MiB of content, in byte planes, each compressed by itself.
-// Byte layout in format/FORMATS.md, "Packed files".
+// Frames of a packed file: up to 16 MiB of content, split into byte planes that are compressed one
+// by one. Byte layout: format/FORMATS.md, "Packed files".
 #pragma once
 
 #include <cstddef>
@@ -14,26 +14,26 @@
 namespace dsckpt {
 
 inline constexpr uint64_t kLargestFrame = 16 << 20;  // content, bytes
-// A frame is at most so many bytes larger than its content.
+// The most bytes by which a frame exceeds its content.
 inline constexpr uint64_t kMostFrameOverhead = 1 + PlaneLayout::kMostPlanes * 5;
 
 inline constexpr int kLowestPackLevel = 1;
 inline constexpr int kHighestPackLevel = 19;
 inline constexpr int kDefaultPackLevel = 1;
 
-// One thread's.
+// For one thread.
 class FrameEncoder {
  public:
-  // `level`: zstd's, kLowestPackLevel to kHighestPackLevel. It matters where repetitions pay; what
-  // only has uneven bytes, such as the exponents of weights, is entropy-coded at any level.
+  // `level` is zstd's, kLowestPackLevel to kHighestPackLevel. It matters where bytes repeat. Planes
+  // that only have uneven bytes, such as the exponents of weights, are entropy-coded at any level.
   // Throws UnsupportedError if zstd refuses a parameter.
   explicit FrameEncoder(int level);
   ~FrameEncoder();
   FrameEncoder(const FrameEncoder&) = delete;
   FrameEncoder& operator=(const FrameEncoder&) = delete;
 
-  // The frame of `content`, 1 to kLargestFrame bytes; valid until the next call. The same for the
-  // same content, layout, level and version of zstd.
+  // The frame of `content`, 1 to kLargestFrame bytes; valid until the next call. Equal content,
+  // layout, level and zstd version give equal frames.
   ByteSpan encode(ByteSpan content, PlaneLayout layout);
 
  private:
@@ -48,7 +48,7 @@ class FrameEncoder {
   size_t size_ = 0;  // of frame_, what is in use
 };
 
-// One thread's.
+// For one thread.
 class FrameDecoder {
  public:
   FrameDecoder();
@@ -56,8 +56,8 @@ class FrameDecoder {
   FrameDecoder(const FrameDecoder&) = delete;
   FrameDecoder& operator=(const FrameDecoder&) = delete;
 
-  // Fills `content`, which has the frame's size. Throws CorruptError (offset in the frame) for
-  // anything but a frame of just as many bytes; takes memory only for content.size().
+  // Fills `content`, which has the frame's size. Throws CorruptError (offset in the frame) unless
+  // the frame has exactly that many bytes of content. Takes memory only for content.size().
   void decode(ByteSpan frame, std::span<std::byte> content);
 
  private:

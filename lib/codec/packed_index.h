@@ -1,5 +1,5 @@
-// The beginning and the end of a packed file: what its frames are and where they lie. Byte layout
-// in format/FORMATS.md, "Packed files".
+// The header and the index of a packed file, which list its frames. Byte layout: format/FORMATS.md,
+// "Packed files".
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace dsckpt {
 
-// What a packed file is called: the name of the file that it holds, and this.
+// The suffix of a packed file, behind the name of the file that it holds.
 inline constexpr std::string_view kPackedSuffix = ".dspack";
 
 struct PackedFrame {
@@ -28,29 +28,29 @@ struct PackedIndex {
   static constexpr uint64_t kHeaderSize = 16;  // in front of all frames
   static constexpr uint64_t kFooterSize = 32;  // behind the index, the end of the file
 
-  // In the order of the content, which they tile from its first byte on. They may be stored in
+  // In the order of the content, which they tile from its first byte on. In the file they may have
   // another order.
   std::vector<PackedFrame> frames;
-  // Of the whole content, if whoever packed it wanted it.
+  // The hash of the whole content, if the packer was asked for it.
   std::optional<Sha256Digest> sha256 = {};
 
   uint64_t content_size() const;
 
   // The first kHeaderSize bytes of every packed file.
   static std::string header();
-  // What follows the frames, which end at `offset`: the index and the footer.
+  // The bytes behind the frames, which end at `offset`: the index and the footer.
   std::string trailer(uint64_t offset) const;
 
-  // Where the index lies, by the header and the footer of a file of `file_size` bytes. All throw
-  // CorruptError (with the offset) for whatever trailer() does not write, UnsupportedError for
-  // another version.
+  // The place of the index. find() takes it from the header and the footer of a file of `file_size`
+  // bytes. Both find() and parse() throw CorruptError (with the offset) for anything that trailer()
+  // does not write. They throw UnsupportedError for another version.
   struct Place {
     uint64_t offset = 0;
     uint64_t size = 0;
   };
   static Place find(ByteSpan header, ByteSpan footer, uint64_t file_size);
-  // `index` are the bytes at `place`. The frames tile the content, and their stored bytes the file
-  // between header and index.
+  // Parses `index`, the bytes at `place`. The frames must tile the content, and their stored bytes
+  // must fill the file between header and index.
   static PackedIndex parse(ByteSpan index, ByteSpan footer, Place place);
 };
 

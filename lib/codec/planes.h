@@ -1,7 +1,7 @@
 // Byte planes: the first bytes of all elements, then the second bytes, and so on.
 //
-// The bytes of a plane are alike (all exponents, all low mantissa bytes), so each plane is as small
-// as its own kind of byte allows.
+// The bytes of a plane are alike: all exponents, or all low bytes of mantissas. So each plane
+// compresses as well as its kind of byte allows.
 #pragma once
 
 #include <cstddef>
@@ -13,27 +13,28 @@
 
 namespace dsckpt {
 
-// How elements are taken apart.
+// The way that elements are split into planes.
 struct PlaneLayout {
   static constexpr uint8_t kMostPlanes = 8;
 
   uint8_t width = 1;  // bytes of an element: 1, 2, 4 or 8; as many planes
-  // The elements' bits are rotated left by one first: the sign goes behind the mantissa, and the
-  // eight bits of the exponent of a float32 or bfloat16 are one byte. Width 2 and 4 only.
+  // If true, the bits of the elements are rotated left by one first. The sign moves behind the
+  // mantissa, and the eight exponent bits of a float32 or bfloat16 become one byte. Width 2 and 4
+  // only.
   bool rotated = false;
 
   bool operator==(const PlaneLayout&) const = default;
   bool is_valid() const;
 };
 
-// What suits the elements of a type. Complex numbers are two elements.
+// The layout for elements of a type. A complex number counts as two elements.
 PlaneLayout plane_layout_of(DType dtype);
 
-// Plane p of n elements is planes[p * n, (p + 1) * n), the lowest byte of the elements first.
-// `elements` is a multiple of the width long, `planes` as long as it; they must not overlap. Any
-// alignment.
+// Splits `elements` into planes, from the lowest byte of the elements on. Plane p of n elements is
+// planes[p * n, (p + 1) * n). The length of `elements` is a multiple of the width, and `planes` is
+// as long. They must not overlap. Any alignment.
 void split_planes(PlaneLayout layout, ByteSpan elements, std::span<std::byte> planes);
-// The reverse, of planes in different places: `planes[p]` are as many bytes as there are elements.
+// The reverse, for planes in separate places: `planes[p]` has one byte for each element.
 void join_planes(PlaneLayout layout, std::span<const std::byte* const> planes,
                  std::span<std::byte> elements);
 

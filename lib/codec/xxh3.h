@@ -7,7 +7,7 @@
 
 namespace dsckpt {
 
-// XXH3 of 64 bits, seed 0; with the vectors that the processor has.
+// XXH3 of 64 bits, seed 0, using the processor's vector instructions.
 uint64_t xxh3(ByteSpan bytes);
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// What xxh3() calls where the processor has AVX2.
+// The version of xxh3() for processors with AVX2.
 #pragma once
 
 #include <cstddef>
