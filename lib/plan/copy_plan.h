@@ -1,9 +1,9 @@
 // CopyPlan: every byte of every output file, decided before the first one is written.
 //
-// Plain data. An output file is tiled by items: pieces of input files, copied or cast, literal
-// bytes and zeros. Once validate() has passed nothing is decided any more; running the plan is
-// moving bytes. Items have absolute offsets and no item reads what another writes, so they can run
-// in any order, on any number of threads, and the result is always the same bytes.
+// Plain data. An output file is tiled by items: copied or cast pieces of input files, literal bytes
+// and zeros. Once validate() has passed, nothing is left to decide; running the plan only moves
+// bytes. Items have absolute offsets, and no item reads the output of another. So they can run in
+// any order, on any number of threads, and the result is always the same.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ enum class Op : uint8_t {
   low_rank,    // elements of a merged weight in float64, rounded once to `to`
 };
 
-// One line of the plan: `rows` rows, laid one after the other into [dst, dst + dst_size). Plans
+// One line of the plan: `rows` rows, written one after the other into [dst, dst + dst_size). Plans
 // have millions of them.
 struct CopyItem {
   Op op = Op::copy;
@@ -44,18 +44,18 @@ struct CopyItem {
   OutputId out = 0;
   uint64_t dst = 0;  // bytes from the start of the output
   uint64_t rows = 1;
-  // Of copy and cast the rows in the input, of literal those in CopyPlan::literals(). Of the others
-  // only the length of a row means something: of zeros, which has one row; of mean and same, whose
-  // operands are one row of that length each; of interleave the sum of its columns, which are as
-  // many rows as the item. Of low_rank `source.offset` is the first element
-  // of its update, in elements, and it has one row.
+  // The rows of a copy or cast in the input, or of a literal in CopyPlan::literals(). For the other
+  // operations only row_bytes has a meaning. Zeros have one row. The operands of mean and same are
+  // one row of that length each. The operands of interleave are its columns, with as many rows as
+  // the item; row_bytes is the sum of theirs. A low_rank item has one row, and `source.offset` is
+  // the first element of its update, in elements.
   Rows source;
-  // All that mean, same, interleave and weighted read: a range of CopyPlan::operands(). At least
-  // two, but for a mean and a weighted one.
+  // The inputs of mean, same, interleave and weighted: a range of CopyPlan::operands(). Two or
+  // more, except for mean and weighted.
   uint32_t operand_begin = 0;
   uint32_t operand_count = 0;
-  // Of same: index into CopyPlan::texts; of weighted: index into CopyPlan::terms; of low_rank:
-  // index into CopyPlan::updates.
+  // An index: for same into CopyPlan::texts, for weighted into CopyPlan::terms, for low_rank into
+  // CopyPlan::updates.
   uint32_t what = 0;
 
   uint64_t dst_row_bytes() const { return source.row_bytes / size_of(from) * size_of(to); }
@@ -64,7 +64,7 @@ struct CopyItem {
   bool reads_input() const { return op != Op::literal && op != Op::zeros; }
 };
 
-// One of the tensors that a weighted item is the mean of (WeightedTerm).
+// A tensor that is averaged by a weighted item (WeightedTerm).
 struct PlannedTerm {
   double weight = 1;
   double share = 1;
@@ -84,8 +84,8 @@ struct ItemRange {
   bool empty() const { return begin == end; }
 };
 
-// LowRankUpdate, with its tensors as items. Without a left factor, or a magnitude, its range is
-// empty.
+// A LowRankUpdate, with its tensors as items. The range of a left factor or magnitude that does not
+// exist is empty.
 struct PlannedUpdate {
   struct Factor {
     ItemRange items;
@@ -112,13 +112,14 @@ struct PlannedFile {
   std::string path;
   uint64_t size = 0;
 };
-// Throws InconsistentError if one is no path inside the output folder, or two cannot both be there.
+// Throws InconsistentError for a path that does not lie inside the output folder, and for two paths
+// that cannot both exist.
 void check_paths(const std::vector<PlannedFile>& outputs);
 
-// "The CRC32 of output bytes [begin, end) belongs, little-endian, at `patches`": zip wants the
-// checksum of data it has just been given. Range and items start and end together; the places lie
-// outside all ranges, and what the items give for them means nothing (exec/patches.h); ranges of
-// one output do not overlap.
+// "The CRC32 of output bytes [begin, end) belongs, little-endian, at `patches`": a zip holds the
+// checksum of its data. A digest's range begins and ends where items do. The patches lie outside
+// all ranges, and overwrite the bytes that items put there (exec/patches.h). Ranges of one output
+// do not overlap.
 struct Digest {
   OutputId out = 0;
   uint64_t begin = 0;
@@ -126,14 +127,14 @@ struct Digest {
   std::vector<uint64_t> patches;
 };
 
-// An input file as the plan needs it: its name for messages and how long it must be.
+// An input file of the plan: its name for messages and the length that it must have.
 struct PlannedInput {
   std::string display;
   uint64_t size = 0;
 };
 
-// A record of an input whose CRC32 is known. The executor computes the CRC32 of every record that
-// the plan reads whole and compares.
+// A record of an input whose CRC32 is known. The executor checks every record that the plan reads
+// whole.
 struct InputRecord {
   Extent extent;
   uint32_t crc32 = 0;
@@ -147,27 +148,27 @@ class CopyPlan {
   const std::vector<CopyItem>& items() const { return items_; }
   const std::vector<Digest>& digests() const { return digests_; }
   std::string_view literals() const { return literals_; }
-  // What means, sames and interleaves read.
+  // The rows that means, sames and interleaves read.
   const std::vector<Rows>& operands() const { return operands_; }
-  // The rows of inputs that an item of this plan reads: of copy and cast its own, else its
-  // operands; none of low_rank.
+  // The rows of inputs that an item of this plan reads: its own for copy and cast, else its
+  // operands. None for low_rank.
   std::span<const Rows> sources_of(const CopyItem& item) const {
     if (item.op == Op::copy || item.op == Op::cast) return {&item.source, 1};
     return std::span(operands_).subspan(item.operand_begin, item.operand_count);
   }
-  // What the operands of items `same` are, for their error.
+  // Descriptions of the operands of `same` items, for their error.
   const std::vector<std::string>& texts() const { return texts_; }
-  // The terms of weighted items, which share them.
+  // The terms of weighted items; items may share them.
   const std::vector<std::vector<PlannedTerm>>& terms() const { return terms_; }
 
   const std::vector<PlannedUpdate>& updates() const { return updates_; }
-  // What updates read, tensor by tensor: items to float32, whose `dst` is in the bytes of their
-  // tensor as float32; `out` means nothing.
+  // The reads of updates, tensor by tensor: items that make float32. Their `dst` is an offset in
+  // their tensor as float32; `out` has no meaning.
   const std::vector<CopyItem>& update_items() const { return update_items_; }
   std::span<const CopyItem> update_items(const ItemRange& range) const {
     return std::span(update_items_).subspan(range.begin, range.end - range.begin);
   }
-  // Calls take(rows, count) for all rows of inputs that an item reads, and how many they are.
+  // Calls take(rows, count) for all rows of inputs that an item reads; count is the number of rows.
   template <typename F>
   void for_each_source(const CopyItem& item, F&& take) const {
     if (item.op == Op::low_rank) {
@@ -183,13 +184,14 @@ class CopyPlan {
 
   uint64_t bytes_written() const;
   uint64_t bytes_read() const;  // a byte that two items read counts twice
-  // What is read for one element of an item before it is converted.
+  // Bytes read for one element of an item, before conversion.
   uint64_t bytes_read_an_element(const CopyItem& item) const;
 
-  // Every output byte written exactly once, every read inside its file (`inputs` indexed by
-  // FileId), operands and literals inside the plan, digests and patches inside their file and
-  // apart, output paths distinct, relative, without empty parts, "." and "..", and none below
-  // another. Throws InconsistentError that names the output and the offset.
+  // Checks that every output byte is written exactly once, and every read lies inside its file
+  // (`inputs` are indexed by FileId). Operands and literals must lie in the plan, digests and
+  // patches inside their file, without overlaps. Output paths must be distinct and relative,
+  // without empty parts, "." and "..", and none below another. Throws InconsistentError that names
+  // the output and the offset.
   void validate(const std::vector<PlannedInput>& inputs) const;
 
  private:
@@ -206,17 +208,17 @@ class CopyPlan {
   std::vector<CopyItem> update_items_;
 };
 
-// Collects a plan. One thread. Offsets are absolute; order does not matter.
+// Collects the items of a plan, in any order. One thread. Offsets are absolute.
 class PlanBuilder {
  public:
   OutputId add_output(std::string path, uint64_t size);
-  // Throws UnsupportedError if the same few bytes were put in millions of pieces.
+  // Throws UnsupportedError if the same few bytes are put as millions of pieces.
   void put(OutputId out, uint64_t dst, const TensorSource& source);
   void put_literal(OutputId out, uint64_t dst, std::string_view bytes);
-  // Bytes that are put several times, in memory once: where they lie among the literals.
+  // Stores bytes that are put several times only once. Returns their place among the literals.
   Extent keep_literal(std::string_view bytes);
   void put_kept_literal(OutputId out, uint64_t dst, const Extent& kept);
-  // So many bytes of literals will come: then they take no more memory than that.
+  // Reserves memory for so many bytes of literals, so that they take no more than that.
   void expect_literals(uint64_t bytes);
   void add_digest(Digest digest);
   // Sorts the items. The builder is empty afterwards.

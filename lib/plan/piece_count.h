@@ -1,4 +1,4 @@
-// PieceCount: how many pieces of files a plan, or a part of it, is made of.
+// PieceCount: counts the pieces of files in a plan or a part of it.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 namespace dsckpt {
 
-// Many pieces are right where they have bytes of their own, and are an element long at least then.
+// Many pieces are fine if each has bytes of its own: it is at least an element long then.
 class PieceCount {
  public:
-  // `most`: so many may lie in whatever bytes they like.
+  // `most`: the number of pieces allowed whatever bytes they lie in.
   explicit PieceCount(uint64_t most) : most_(most) {}
 
-  // Throws UnsupportedError if there are more, and too many for the bytes that they lie in.
+  // Throws UnsupportedError for more pieces, if they are too many for the bytes that they lie in.
   void add(const SourceRun& run) {
     constexpr uint64_t kLeastPiece = 4;
     for (const Rows& rows : run.sources()) {

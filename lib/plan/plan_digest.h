@@ -1,4 +1,4 @@
-// PlanDigest: which plan it is, for a run that goes on another day.
+// PlanDigest: identifies a plan, for a run that resumes later.
 #pragma once
 
 #include "base/sha256.h"
@@ -6,7 +6,7 @@
 
 namespace dsckpt {
 
-// Equal for plans that write the same outputs out of the same places of their inputs.
+// Equal for plans that write the same outputs from the same places of their inputs.
 Sha256Digest digest_of(const CopyPlan& plan);
 
 }  // namespace dsckpt

@@ -11,8 +11,8 @@
 
 namespace dsckpt {
 
-// Gives numbers in the order in which they are asked for, from `old.size()` on; `old` gets what
-// each of them was before. Takes memory for the largest that is asked for.
+// Numbers things anew, in the order in which they are asked for, from `old.size()` on. `old` keeps
+// the former number of each. Memory grows with the largest number that is asked for.
 template <typename Number>
 class Renumbering {
  public:
@@ -39,8 +39,8 @@ class Renumbering {
   std::vector<Number> new_ = {};
 };
 
-// A plan that has only what some items need. Its outputs, files and digests are numbered anew. It
-// need not fill its first and last output, so validate() is not for it.
+// A plan that holds only what some items need, with outputs, files and digests numbered anew. It
+// may leave gaps in its first and last output, so validate() must not be called.
 struct PlanPart {
   CopyPlan plan;
   std::vector<OutputId> outputs = {};   // of each of the part's: its number in the whole plan
@@ -49,13 +49,13 @@ struct PlanPart {
   std::vector<uint32_t> operands = {};  // the same
 };
 
-// Items [first, last) of `plan`, at least one. `digests`: the numbers of those that the part has,
-// of outputs that it has.
+// Items [first, last) of `plan`, at least one. The part gets the digests numbered `digests`, whose
+// outputs it has.
 PlanPart part_of(const CopyPlan& plan, size_t first, size_t last,
                  std::span<const uint64_t> digests);
 
-// The plan as bytes, and back. A part of a million items takes some ten bytes each. Throws
-// CorruptError for what write_plan() has not written.
+// The plan as bytes, and back. A part of a million items takes about ten bytes for each. Throws
+// CorruptError for bytes that write_plan() did not write.
 void write_plan(VarintWriter& writer, const CopyPlan& plan);
 CopyPlan read_plan(VarintReader& reader);
 

@@ -1,4 +1,4 @@
-// Rows: where bytes of a tensor lie in one file.
+// Rows: a tensor's bytes in one file.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace dsckpt {
 
-// Equally long pieces of a file, each `stride` bytes behind the one before. How many there are is
-// said where they are used; the members that take a count want one above 0.
+// Equally long pieces of a file, `stride` bytes apart. The user of the rows knows their number; the
+// members with a count need one above 0.
 struct Rows {
   FileId file = 0;
   uint64_t offset = 0;     // of the first row, bytes
@@ -16,13 +16,13 @@ struct Rows {
   int64_t stride = 0;      // bytes from one row to the next; of a single row it means nothing
 
   uint64_t begin_of(uint64_t row) const { return offset + row * static_cast<uint64_t>(stride); }
-  // From the first row's begin to the end of the last of `count`.
+  // From the first byte of the first row to the end of the last of `count` rows.
   Extent span(uint64_t count) const {
     return {file, offset, (count - 1) * static_cast<uint64_t>(stride) + row_bytes};
   }
-  // Several rows that follow each other without a gap.
+  // True if the rows follow each other without a gap.
   bool contiguous() const { return stride == static_cast<int64_t>(row_bytes); }
-  // Whether `next` begins where the first row ends.
+  // True if `next` begins where the first row ends.
   bool is_continued_by(const Rows& next) const {
     return file == next.file && offset + row_bytes == next.offset;
   }

@@ -1,4 +1,4 @@
-// RunCursor: a way along the runs of a tensor, in steps that are not those of the runs.
+// RunCursor: walks along the runs of a tensor, in steps of any length.
 #pragma once
 
 #include <cstddef>
@@ -11,45 +11,46 @@
 
 namespace dsckpt {
 
-// A place between two elements of a list of runs laid end to end. Counts are of elements.
+// A place between two elements of a list of runs laid end to end. It counts elements.
 class RunCursor {
  public:
   explicit RunCursor(std::vector<SourceRun> runs) : runs_(std::move(runs)) {}
 
   bool done() const { return run_ == runs_.size(); }
-  // The functions below want a next element.
+  // The functions below need a next element.
   DType stored() const { return runs_[run_].stored; }
-  // How its operands make it, and what those of same are: none where it lies in one place, also as
-  // a column of an interleave.
+  // The operation that makes the next element of its operands, and the text of a same. It is none
+  // if the element lies in one place, even in a column of an interleave.
   Combine combine() const;
   const std::string* what() const { return runs_[run_].what; }
 
-  // To the end of its row, or of a column's part of it. Not where nothing is stored
+  // Elements to the end of the row, or of the column's part of it. Not for runs that are not stored
   // (Combine::zeros).
   uint64_t left_in_row() const;
-  // The next `count`, which lie in one row.
+  // The next `count` elements, which lie in one row.
   Rows piece(uint64_t count) const;
-  // They in all operands of a mean or same, which are in one row; of others piece() alone.
+  // These elements in all operands of a mean or same, which are in one row. For other runs only
+  // piece().
   std::vector<Rows> pieces(uint64_t count) const;
 
-  // How many of the next blocks of `block` lie one as far behind the other as the next: the rows of
-  // a run, or parts of one row. None in runs of no source or of several.
+  // The number of next blocks of `block` elements that lie at equal distances: the rows of a run,
+  // or parts of one row. It is 0 in runs with several sources or none.
   uint64_t even_blocks(uint64_t block) const;
-  // They as rows. Only if there are any.
+  // These blocks as rows. Only if there are any.
   Rows blocks(uint64_t block) const;
 
-  // At most to the end of the last run.
+  // Moves forward, at most to the end of the last run.
   void advance(uint64_t count);
 
  private:
-  // Where the next element is: in which rows, in which of them, and how many bytes into that.
+  // The place of the next element: which rows, which row of them, and how many bytes into it.
   struct Place {
     const Rows* rows;
     uint64_t row;
     uint64_t byte;
   };
   Place place() const;
-  // Elements of a row of the run.
+  // The elements in a row of the run.
   uint64_t row_elements() const;
   bool is_row_by_row(uint64_t block) const;
 

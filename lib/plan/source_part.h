@@ -9,13 +9,13 @@
 
 namespace dsckpt {
 
-// Writes elements [first, first + count), at least one, of `source`, which is neither cast nor a
-// weighted mean: both throw std::logic_error. `number_of` says what its files are called there.
+// Writes elements [first, first + count) of `source`, at least one. Casts and weighted means throw
+// std::logic_error. `number_of` gives the numbers that the other process has for its files.
 void write_source(VarintWriter& writer, const TensorSource& source, int64_t first, int64_t count,
                   const std::function<FileId(FileId)>& number_of);
 
-// The elements that write_source() was given, as a vector of `count`. `file_of` is given those
-// numbers. Throws CorruptError for what write_source() has not written.
+// Reads the elements that write_source() was given, as a vector of `count`. `file_of` turns its
+// numbers into files. Throws CorruptError for bytes that write_source() did not write.
 TensorSource read_source(VarintReader& reader, const std::function<FileId(FileId)>& file_of);
 
 }  // namespace dsckpt

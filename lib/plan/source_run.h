@@ -1,4 +1,4 @@
-// SourceRun: what a lazy tensor is lowered to.
+// SourceRun: the form that a lazy tensor is lowered to.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace dsckpt {
 
 struct LowRankUpdate;
 
-// How the bytes of several places make one result.
+// The way that bytes of several places make one result.
 enum class Combine : uint8_t {
   none,        // there is one place only
   mean,        // the mean of their float32 elements, see TensorSource::mean
@@ -25,7 +25,7 @@ enum class Combine : uint8_t {
   low_rank,    // elements of a merged weight, see TensorSource::low_rank_update
 };
 
-// One of the tensors that a weighted mean is of, as it lies in a run.
+// One of the tensors in a weighted mean, as a run has it.
 struct WeightedTerm {
   double weight = 1;
   double share = 1;  // what it adds to what the sum is divided by: its weight, or of a sum 1 or 0
@@ -35,26 +35,29 @@ struct WeightedTerm {
   const std::string* what = nullptr;  // of same
 };
 
-// `rows` equally long rows of bytes that follow each other in the result: what lower() emits.
+// `rows` equally long rows of bytes that follow each other in the result. lower() emits them.
 struct SourceRun {
-  // Of none: the rows in the file. Of the others only the length of a row means something.
+  // For none: the rows in the file. For other operations only the length of a row has a meaning.
   Rows source;
   uint64_t rows = 1;
   DType stored = DType::uint8;  // element type in the file
   DType result = DType::uint8;  // element type asked for
   Combine combine = Combine::none;
-  // Of mean, same and interleave all places. Those of mean and same are single rows, as long as the
-  // run's, and rows is 1. Those of interleave are its columns, two or more: as many rows as in the
-  // run, whose length is the sum of theirs. zeros has none, one row, and stored is result. Those of
-  // weighted are single rows, term by term, of as many elements as the run's; stored is float64,
-  // which the mean has before it is rounded, and rows is 1. low_rank has none either: it is as
-  // many elements of `update`, counted as if all were float64, from source.offset on.
+  // The places of operations other than none.
+  // * Mean and same have single rows, as long as the run's; the run has one row.
+  // * Interleave has its two or more columns, with as many rows as the run. Their row lengths add
+  //   up to the run's.
+  // * Zeros has none and one row; its stored type is the result type.
+  // * Weighted has single rows, term by term, of as many elements as the run's; the run has one
+  //   row. Its stored type is float64, the type of the mean before it is rounded.
+  // * A low_rank has none. The run is as many elements of `update`, counted as if all were float64,
+  //   from source.offset on.
   std::vector<Rows> operands = {};
   std::vector<WeightedTerm> terms = {};  // of weighted
   const std::string* what = nullptr;     // of same: what its operands are; the TensorSource's own
   std::shared_ptr<const LowRankUpdate> update = {};  // of low_rank
 
-  // Everything that it reads, in order; of none the rows themselves.
+  // All rows that it reads, in order; for none those of `source`.
   std::span<const Rows> sources() const {
     return combine == Combine::none ? std::span(&source, 1) : std::span(operands);
   }
