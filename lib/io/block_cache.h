@@ -1,7 +1,7 @@
-// BlockCache: decompressed blocks, kept for the reads that follow.
+// BlockCache: decompressed blocks, kept for later reads.
 //
-// Reads come in pieces smaller than a block, often of several threads at once, and at ZeRO stage 3
-// from all ranks' files in turn.
+// Reads are smaller than a block and often come from several threads at once. At ZeRO stage 3 they
+// alternate between the files of all ranks.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace dsckpt {
 
-// Bytes that nobody changes any more.
+// Bytes that never change.
 class Block {
  public:
   explicit Block(size_t size)
@@ -26,8 +26,9 @@ class Block {
 };
 using SharedBlock = std::shared_ptr<const Block>;
 
-// The blocks of one file in the cache of the process, which has room for 16 MiB, or what keep() has
-// said, and 4 MiB more for each file, up to 256 MiB; what was used last stays. Any thread.
+// The blocks of one file in the cache of the process. The cache holds 16 MiB, or the size given to
+// keep(), and 4 MiB more for each file, up to 256 MiB. The most recently used blocks stay. Any
+// thread.
 class BlockCache {
  public:
   BlockCache();
@@ -35,18 +36,18 @@ class BlockCache {
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  // From now on the cache has room for so much at least, of whatever files.
+  // Makes the cache at least so large, for blocks of any file.
   static void keep(size_t bytes);
-  // Bytes of all blocks that are in it.
+  // The bytes of all blocks in the cache.
   static size_t held();
-  // How many of these objects there are.
+  // The number of these objects.
   static size_t files();
 
-  // Block `index`; made by `make` if it is not there. Who wants a block that another thread is just
-  // making waits for it. Throws what `make` throws, to all who wait. Once it is made, one that is
-  // used `once` goes before all others.
+  // Block `index`; `make` makes it if it is not cached. A thread that needs a block which another
+  // thread is making waits for it. Throws the errors of `make`, in all waiting threads. Blocks that
+  // are used `once` leave the cache first.
   SharedBlock get(uint64_t index, const std::function<SharedBlock()>& make, bool once = false);
-  // The same if it is there already; else nullptr.
+  // The same if it is cached; else nullptr.
   SharedBlock find(uint64_t index) const;
 
  private:

@@ -1,6 +1,6 @@
-// The names of files that hold another one, compressed: NAME.dspack and NAME.zst hold NAME.
+// The names of compressed files: NAME.dspack and NAME.zst hold the file NAME.
 //
-// Whoever asks for NAME gets its bytes, whichever of the three is there.
+// A reader of NAME gets its bytes from any of the three files.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,17 @@ enum class Encoding : uint8_t {
 };
 inline constexpr std::string_view kZstdSuffix = ".zst";
 
-// By the end of the name alone.
+// Decided by the end of the name alone.
 Encoding encoding_of(const std::filesystem::path& stored);
-// `stored` without .dspack or .zst: what lists of files should show and take apart.
+// `stored` without .dspack or .zst: the name to show in lists of files, and to parse.
 std::filesystem::path content_path(const std::filesystem::path& stored);
 
-// The file that holds `content`: itself if that is there, else it with .dspack or .zst; nullopt if
-// none of them is there. A name that ends so is meant as it is, too.
+// The file that holds `content`: `content` itself if it exists, else the one with .dspack or .zst;
+// nullopt if there is none. A name with such an end can also be the content's own.
 std::optional<std::filesystem::path> stored_path(const std::filesystem::path& content);
-// Whether there is one.
+// True if there is such a file.
 bool is_stored(const std::filesystem::path& content);
-// Throws InconsistentError if there is more than one, for who finds files by listing a folder.
+// Throws InconsistentError if there are several, for callers that list a folder to find files.
 void refuse_two_forms(const std::filesystem::path& content);
 
 }  // namespace dsckpt

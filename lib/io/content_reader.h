@@ -1,4 +1,4 @@
-// ContentReader: the bytes of a file that another one holds in some other form.
+// ContentReader: the content of a file that is stored in another form.
 #pragma once
 
 #include <cstddef>
@@ -17,16 +17,16 @@ class ContentReader {
 
   // Bytes of the content.
   virtual uint64_t size() const = 0;
-  // Fills `out` with the content from `offset` on; all of it lies inside. Throws CorruptError that
-  // names the stored file and the place there, and IoError.
+  // Fills `out` with the content from `offset` on; all of it lies inside. Throws IoError, and
+  // CorruptError that names the stored file and the place in it.
   virtual void read_at(uint64_t offset, std::span<std::byte> out) = 0;
-  // Where, in the stored file, the content's byte `offset` comes from; of compressed bytes where
-  // the first of them is.
+  // The offset in the stored file of the content's byte `offset`. For compressed bytes, the offset
+  // of the first byte of their block.
   virtual uint64_t stored_offset(uint64_t offset) const = 0;
-  // How many stored bytes content [offset, offset + size) takes, as a share of those that it is
-  // compressed with.
+  // The number of stored bytes for content [offset, offset + size), as a share of the bytes that it
+  // is compressed with.
   virtual double stored_bytes(uint64_t offset, uint64_t size) const = 0;
-  // Of the content, if the stored file says it.
+  // The hash of the content, if the stored file has it.
   virtual std::optional<Sha256Digest> sha256() const { return std::nullopt; }
 };
 

@@ -1,8 +1,9 @@
 // FarStore: an object store as a place for outputs.
 //
-// An object is made by one request, or from the parts of an upload, which nobody sees before it is
-// completed (Amazon S3 API Reference, PutObject, CreateMultipartUpload, UploadPart,
-// CompleteMultipartUpload). Each says whose it is. There are no folders, and nothing is renamed.
+// An object is made by one request, or from the parts of an upload, which are invisible until it is
+// completed. Each request says which object it belongs to. There are no folders, and nothing is
+// renamed. Source: Amazon S3 API Reference (PutObject, CreateMultipartUpload, UploadPart,
+// CompleteMultipartUpload).
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@
 
 namespace dsckpt {
 
-// An object that is there. Paths are those in the store, without a slash at their begin.
+// An object in the store. Paths are those in the store, without a leading slash.
 struct FarObject {
   std::string path = {};
   std::string etag = {};  // changes with what it holds; "" where nothing is
@@ -24,14 +25,14 @@ struct FarObject {
   int64_t modified = 0;  // nanoseconds since the epoch, by the store's clock
 };
 
-// An upload that was neither completed nor given up.
+// An upload that was neither completed nor aborted.
 struct FarUpload {
   std::string path = {};
   std::string id = {};
   int64_t begun = 0;  // nanoseconds since the epoch, by the store's clock
 };
 
-// What came of giving an object its name.
+// The result of publishing an object under its name.
 struct FarPublished {
   enum class What : uint8_t {
     done,
@@ -41,26 +42,26 @@ struct FarPublished {
   std::string etag = {};  // of what is there now, where it is done
 };
 
-// Any thread. What may pass is tried again (HttpClient). All throw IoError that names the object,
-// and InterruptedError.
+// Any thread. Requests with transient errors are repeated (HttpClient). All methods throw IoError
+// that names the object, and InterruptedError.
 class FarStore {
  public:
   virtual ~FarStore() = default;
-  // How many requests may be under way at once.
+  // The most requests that may run at once.
   virtual unsigned requests() const = 0;
 
   // All objects whose paths begin with `front`.
   virtual std::vector<FarObject> list(const std::string& front) = 0;
-  // Of the object of that path; nullopt if there is none.
+  // The ETag of the object at that path; nullopt if there is none.
   virtual std::optional<std::string> find_etag(const std::string& path) = 0;
-  // The same of an object that this run has made: so put() and complete() that threw have done it
-  // all the same.
+  // The same for an object that this run has made. It tells whether put() or complete() that threw
+  // succeeded all the same.
   virtual std::optional<std::string> find_own(const std::string& path) = 0;
-  // All that it holds, `most` bytes at most.
+  // The content of an object, `most` bytes at most.
   virtual std::string read(const std::string& path, size_t most) = 0;
 
-  // An object of one request. `before`: the ETag of what it takes the place of; "": there must be
-  // nothing; nullopt: whatever is there. A store that does not know conditions takes any.
+  // Makes an object with one request. `before`: the ETag of the object that it replaces; "": there
+  // must be none; nullopt: it replaces any. A store without conditional requests replaces any.
   virtual FarPublished put(const std::string& path, std::span<const std::byte> bytes,
                            const std::optional<std::string>& before) = 0;
 
@@ -69,27 +70,27 @@ class FarStore {
     bool maybe_twice = false;  // a reply was lost: another one may be there
   };
   virtual Begun begin_upload(const std::string& path) = 0;
-  // Part `number`, from 1 on, with a checksum that the store compares. Returns the part's ETag. The
-  // same number again takes the place of what was sent before.
+  // Sends part `number`, from 1 on, with a checksum that the store compares. Returns the part's
+  // ETag. Sending the same number again replaces the part.
   virtual std::string send_part(const std::string& path, const std::string& upload, unsigned number,
                                 std::span<const std::byte> bytes) = 0;
-  // `parts`: the ETags of all of them in their order. `before` as of put(). A reply that is lost,
-  // or is an error in the form of a success, is resolved by asking what is there.
+  // `parts`: the ETags of all parts in their order. `before` is as in put(). If the reply is lost,
+  // or is an error in the form of a success, it asks the store which object is there.
   virtual FarPublished complete(const std::string& path, const std::string& upload,
                                 std::span<const std::string> parts,
                                 const std::optional<std::string>& before) = 0;
-  // Does nothing if there is no such upload any more.
+  // Does nothing if the upload no longer exists.
   virtual void abort_upload(const std::string& path, const std::string& upload) = 0;
-  // All of paths that begin with `front`.
+  // All uploads whose paths begin with `front`.
   virtual std::vector<FarUpload> uploads(const std::string& front) = 0;
 
   // Does nothing if there is no such object.
   virtual void remove(const std::string& path) = 0;
 
-  // From now on files that stand for the objects (far_files.h) are these. One thread, while nobody
-  // reads them.
+  // Makes this object the one that its stand-in (far_files.h) represents. One thread, while nobody
+  // reads the stand-ins.
   virtual void stand_in(const FarObject& object) = 0;
-  // While `yes`, requests are made even if the run is interrupted: those that clean up.
+  // While `yes`, requests are sent even if the run is interrupted, so that it can clean up.
   virtual void clean_up(bool yes) = 0;
 };
 

@@ -1,4 +1,4 @@
-// What kind of file system a path lies on, where that decides how long reads and writes are.
+// The kind of file system at a path, which decides how long reads and writes are.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ enum class FileSystemKind : uint8_t {
   objects,  // an object store (far_files.h)
 };
 
-// Of what statfs(2) calls f_type.
+// The kind for a type of statfs(2), f_type.
 FileSystemKind kind_of(uint64_t type);
-// Of the file system that `path` is on, or would be; `local` where that cannot be told.
+// The kind at `path`, or where it would be; `local` if that cannot be told.
 FileSystemKind file_system_kind(const std::filesystem::path& path);
 
 // The nearest folder above `path` that exists, or itself.

@@ -1,5 +1,5 @@
-// MappedBytes: a vector of bytes whose memory goes back to the system when it goes, if it is long.
-// malloc keeps what threads free of that length, for each of them apart.
+// MappedBytes: a vector of bytes that, if it is long, returns its memory to the system when it is
+// destroyed. malloc would keep such memory for each thread that freed it.
 #pragma once
 
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-// Files that are opened many at a time, for who watches (InputFiles::watch).
+// Reports files that are opened many at a time (InputFiles::watch).
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace dsckpt {
 
-// Tells `progress`, if there is one, of `files` that are going to be opened now; of those it may
-// know already. Any thread.
+// Tells `progress`, if there is one, that `files` will be opened now. It may already know some of
+// them. Any thread.
 class OpeningFiles {
  public:
   OpeningFiles(Progress* progress, size_t files) : progress_(progress) {

@@ -17,35 +17,35 @@ namespace dsckpt {
 struct OutputOptions {
   // Bytes to reserve, where the file system can.
   uint64_t size = 0;
-  // Past the page cache where the file system can (O_DIRECT): whole blocks of writes whose memory
-  // lies as far behind a multiple of kDirectBlock as their offset does. The rest of such writes,
-  // short ones, and those of other memory go through the page cache.
+  // Write past the page cache (O_DIRECT) where the file system can. Only whole blocks of memory
+  // that is aligned to kDirectBlock as its offset is are written so. The rest of such writes, short
+  // writes, and other memory go through the page cache.
   bool direct = false;
-  // The longest write through the page cache. That takes a block of memory as large as a write, and
-  // large ones may have to be fetched from a virtual machine's host first: 256 KiB at a time took
-  // up to three times as long.
+  // The longest write through the page cache. A write takes a block of memory of its size. On a
+  // virtual machine, large blocks may have to be fetched from the host first. Writes of 256 KiB
+  // took up to three times as long.
   uint64_t write_bytes = 64 << 10;
-  // Others of this user's processes may have made it already, and it keeps what they have written.
+  // Other processes of this user may have created it already; the bytes that they wrote are kept.
   bool may_be_there = false;
 };
 
-// One file that did not exist before, unless it may. Not committed to anything: the owner renames
-// or removes it.
+// A file that must not exist yet, unless it may. It is not committed: the owner renames or removes
+// it.
 class OutputFile {
  public:
-  // No device has larger blocks that direct writes must be multiples of.
+  // The largest device block; direct writes are multiples of it.
   static constexpr uint64_t kDirectBlock = 4096;
 
-  // Creates `name` in `folder`. Throws IoError, also when there is no room for `options.size`
-  // bytes; UsageError for what may be there already and is not a file of this user's.
+  // Creates `name` in `folder`. Throws IoError, also if there is no room for `options.size` bytes.
+  // Throws UsageError if a file may be there already, and it is not this user's.
   OutputFile(const Folder& folder, const std::filesystem::path& name, std::string display = {},
              const OutputOptions& options = {});
-  // Closes without a word; call close() to hear of errors.
+  // Closes and ignores errors; call close() to get them.
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  // Writes all of `bytes` at `offset`. Any thread; what is written at once must not overlap. Throws
+  // Writes all of `bytes` at `offset`. Any thread; concurrent writes must not overlap. Throws
   // IoError.
   void write_at(uint64_t offset, std::span<const std::byte> bytes);
   // Waits until the data is on the device (fsync). Throws IoError.
@@ -75,8 +75,8 @@ class FileSystem {
   FileSystem(const FileSystem&) = delete;
   FileSystem& operator=(const FileSystem&) = delete;
 
-  // Waits until everything that was written to it is on the device (syncfs). Throws IoError, also
-  // for what has failed to be written back since the constructor, by whomever.
+  // Waits until everything written to it is on the device (syncfs). Throws IoError, also for
+  // anyone's write-back that failed since the constructor.
   void sync();
 
  private:
@@ -84,10 +84,10 @@ class FileSystem {
   int fd_;
 };
 
-// Writes all of `text` where `fd` is. False, with errno, if that fails.
+// Writes all of `text` at the position of `fd`. False, with errno, if that fails.
 bool write_all(int fd, std::string_view text);
 
-// fsync of a file that is closed. Throws IoError.
+// Syncs a closed file (fsync). Throws IoError.
 void sync_file(const Folder& folder, const std::filesystem::path& name);
 
 // Bytes an unprivileged user can still write to the file system that holds `path`. Throws IoError.

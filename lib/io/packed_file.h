@@ -1,4 +1,4 @@
-// PackedFile: what ckpt-pack wrote (codec/packed_index.h), read as the file that it holds.
+// PackedFile: the content of a file that ckpt-pack wrote (codec/packed_index.h).
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace dsckpt {
 
-// Reads only the frames that are asked for, and checks both checksums of each.
+// Reads only the frames that it needs, and checks both checksums of each.
 class PackedFile : public ContentReader {
  public:
   // Reads the index. `file` must outlive this. Throws CorruptError and UnsupportedError that name

@@ -1,4 +1,4 @@
-// A buffer as direct I/O wants it: it begins at a page, on huge pages if it is large.
+// A buffer for direct I/O: it begins at a page, on huge pages if it is large.
 #pragma once
 
 #include <cstddef>

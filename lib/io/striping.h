@@ -1,4 +1,4 @@
-// Striping: over how many disks of a Lustre file system the files of a folder are spread.
+// Striping: the number of disks of a Lustre file system that a folder's files are spread over.
 #pragma once
 
 #include <filesystem>
@@ -8,12 +8,12 @@
 
 namespace dsckpt {
 
-// Whether set_striping() could work for what is made at `path`: throws UsageError if it is not on
-// Lustre, or `lfs` is not in PATH.
+// Throws UsageError if set_striping() cannot work at `path`: it is not on Lustre, or `lfs` is not
+// in PATH.
 void check_can_stripe(const std::filesystem::path& path);
 
-// Has all files that will be made in `folder`, and in folders that will be made there, striped like
-// that (`lfs setstripe`). `striping.bytes` is not 0. Throws IoError with what it says.
+// Stripes all files that will be made in `folder`, or in folders made there later (`lfs
+// setstripe`). `striping.bytes` is not 0. Throws IoError with the message of `lfs`.
 void set_striping(const Folder& folder, const Striping& striping);
 
 }  // namespace dsckpt

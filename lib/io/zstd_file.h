@@ -1,14 +1,14 @@
-// ZstdFile: what zstd(1) wrote, read as the file that it holds. RFC 8878, and zstd's
+// ZstdFile: the content of a file that zstd(1) wrote. RFC 8878, and zstd's
 // contrib/seekable_format/zstd_seekable_compression_format.md.
 //
-// A zstd frame can only be read from its beginning. So it is decompressed from front to back as it
-// is asked for, by a few decompressors at a time that each go on where they are, and again from the
-// beginning for what lies before all of them. Files of many frames, with a seek table or without
-// one, are entered at the frame that is asked for.
+// A zstd frame can only be read from its beginning. So a few decompressors walk through it from
+// front to back, each from its own place. Bytes that lie before all of them are decompressed from
+// the beginning again. In files of many frames, with or without a seek table, reading starts at the
+// frame that is needed.
 //
-// Memory: of a file that is read beyond its first MiB, and not to its end, the last MiB or, where
-// they are few, up to 8 MiB, and zstd's window, 2 MiB at its default level and at most 128 MiB, for
-// each of at most four places.
+// Memory for a file that is read beyond its first MiB, and not to its end: at most four places.
+// Each takes the last MiB or, if they are few, up to 8 MiB, and zstd's window. The window is 2 MiB
+// at zstd's default level, and at most 128 MiB.
 #pragma once
 
 #include <atomic>
@@ -26,13 +26,13 @@
 
 namespace dsckpt {
 
-// Content checksums are checked where a frame is read to its end.
+// Content checksums are checked for frames that are read to their end.
 class ZstdFile : public ContentReader {
  public:
-  // Reads the seek table or else the headers of all blocks, and if no header says how much the
-  // content is, decompresses everything once. `file` must outlive this. Throws, here or where what
-  // is wrong is met, CorruptError, also for a seek table that the frames belie,
-  // UnsupportedError for a dictionary or a window of more than 128 MiB, and IoError.
+  // Reads the seek table, else the headers of all blocks. If no header has the content's size,
+  // decompresses everything once. `file` must outlive this. The constructor and read_at() throw
+  // CorruptError, also for a seek table that contradicts the frames, and IoError. They throw
+  // UnsupportedError for a dictionary or a window of more than 128 MiB.
   explicit ZstdFile(const StoredFile& file);
   ~ZstdFile() override;
 

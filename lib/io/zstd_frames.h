@@ -20,14 +20,14 @@ struct ZstdFrame {
   uint64_t content = 0;  // and in the content
 };
 
-// Those that hold anything, by the seek table or else by the headers of all blocks, and one more:
-// the ends of file and content. nullopt where a header does not say how much its frame holds.
-// Throws CorruptError for what is cut short, is no frame, or claims more than its blocks can hold;
-// UnsupportedError as refuse_zstd(), and IoError.
+// The frames that are not empty, by the seek table or else by the headers of all blocks. One more
+// entry has the ends of file and content. nullopt if a header does not say how much its frame
+// holds. Throws CorruptError for bytes that are cut short, are no frame, or claim more than their
+// blocks can hold. Throws UnsupportedError as refuse_zstd(), and IoError.
 std::optional<std::vector<ZstdFrame>> find_zstd_frames(const StoredFile& file);
 
 // `result`: an error of zstd's. Throws UnsupportedError for a dictionary or a window of more than
-// 128 MiB, std::bad_alloc where memory has ended, else CorruptError.
+// 128 MiB. Throws std::bad_alloc if memory has run out, else CorruptError.
 [[noreturn]] void refuse_zstd(const Where& where, size_t result);
 
 }  // namespace dsckpt
