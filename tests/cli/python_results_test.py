@@ -164,7 +164,9 @@ class TypesTest(ResultsTest):
         self.assertEqual([row["name"] for row in rows], [tensor["name"] for tensor in rows.result["tensors"]])
         self.assertTrue(any(row.get("state") == "exp_avg" for row in rows))
         for row, tensor in zip(rows, rows.result["tensors"]):
-            self.assertEqual(row, {**{key: value for key, value in tensor.items() if key != "stats"}, **tensor["stats"]})
+            facts = {key: value for key, value in tensor.items() if key != "stats"}
+            self.assertEqual(row, {"state": "", "alias_of": "", **facts, **tensor["stats"]})
+            self.assertEqual(list(row)[:3], ["name", "state", "alias_of"])
             self.assertTrue({"mean", "std", "norm", "min", "max", "zeros", "count"} <= set(row))
             self.assertFalse(any(isinstance(value, dict) for value in row.values()))
         self.assertEqual(rows["totals"], rows.totals)

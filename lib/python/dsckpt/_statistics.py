@@ -42,4 +42,6 @@ class StatisticsTable(List[Dict[str, Any]]):
 
 
 def _row(tensor: Any) -> Dict[str, Any]:
-    return {**{key: value for key, value in tensor.items() if key != "stats"}, **tensor["stats"]}
+    """The name first, and the same keys in all rows."""
+    facts = {key: value for key, value in tensor.items() if key != "stats"}
+    return {"name": "", "state": "", "alias_of": "", **facts, **tensor["stats"]}
