@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/dtype_names.h"
@@ -421,16 +422,19 @@ void round_float64(double* values, DType to, std::byte* target, size_t count) {
 
 namespace {
 
-// Elements [begin, columns) of rows [0, rows) of a product; the tail of the tiles below, or all.
-void multiply_plain(const float* left, const float* right, size_t rows, size_t rank, size_t begin,
-                    size_t columns, size_t pitch, double* product) {
-  for (size_t i = 0; i < rows; ++i) {
-    double* out = product + i * columns;
-    std::fill(out + begin, out + columns, 0.0);
-    for (size_t k = 0; k < rank; ++k) {
-      const auto factor = static_cast<double>(left[i * rank + k]);
-      const float* row = right + k * pitch;
-      for (size_t j = begin; j < columns; ++j) out[j] += factor * static_cast<double>(row[j]);
+// Elements [begin, columns) of all rows; the tail of the tiles below, or all.
+void merge_plain(const MergedTile& tile, size_t begin, double* merged) {
+  for (size_t i = 0; i < tile.rows; ++i) {
+    double* out = merged + i * tile.columns;
+    std::fill(out + begin, out + tile.columns, 0.0);
+    for (size_t k = 0; k < tile.rank; ++k) {
+      const auto factor = static_cast<double>(tile.left[i * tile.rank + k]);
+      const float* row = tile.right + k * tile.pitch;
+      for (size_t j = begin; j < tile.columns; ++j) out[j] += factor * static_cast<double>(row[j]);
+    }
+    const float* base = tile.base + i * tile.columns;
+    for (size_t j = begin; j < tile.columns; ++j) {
+      out[j] = static_cast<double>(base[j]) + tile.scale * out[j];
     }
   }
 }
@@ -442,42 +446,68 @@ bool has_avx2_fma() {
   return yes;
 }
 
-// Rows x 8 elements of the product, in registers.
-template <size_t Rows>
-__attribute__((target("avx2,fma"))) inline void multiply_tile(const float* left, const float* right,
-                                                              size_t rank, size_t columns,
-                                                              size_t pitch, double* product) {
-  __m256d low[Rows];
-  __m256d high[Rows];
-  for (size_t i = 0; i < Rows; ++i) low[i] = high[i] = _mm256_setzero_pd();
-  for (size_t k = 0; k < rank; ++k) {
-    const __m256d a = _mm256_cvtps_pd(_mm_loadu_ps(right + k * pitch));
-    const __m256d b = _mm256_cvtps_pd(_mm_loadu_ps(right + k * pitch + 4));
-    for (size_t i = 0; i < Rows; ++i) {
-      const __m256d factor = _mm256_set1_pd(static_cast<double>(left[i * rank + k]));
-      low[i] = _mm256_fmadd_pd(factor, a, low[i]);
-      high[i] = _mm256_fmadd_pd(factor, b, high[i]);
+// Rows x 4 * Vectors elements from `j` of row `i` on, in registers. `left` and `right` are widened,
+// the latter `rank` rows of as many elements.
+template <size_t Rows, size_t Vectors>
+__attribute__((target("avx2,fma"))) inline void merge_block(const MergedTile& tile,
+                                                            const double* left, const double* right,
+                                                            size_t i, size_t j, double* merged) {
+  __m256d sums[Rows][Vectors];
+#pragma GCC unroll 4
+  for (size_t r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (size_t v = 0; v < Vectors; ++v) sums[r][v] = _mm256_setzero_pd();
+  }
+  const double* factors = left + i * tile.rank;
+  for (size_t k = 0; k < tile.rank; ++k) {
+    __m256d row[Vectors];
+#pragma GCC unroll 4
+    for (size_t v = 0; v < Vectors; ++v) row[v] = _mm256_loadu_pd(right + (k * Vectors + v) * 4);
+#pragma GCC unroll 4
+    for (size_t r = 0; r < Rows; ++r) {
+      const __m256d factor = _mm256_broadcast_sd(factors + r * tile.rank + k);
+#pragma GCC unroll 4
+      for (size_t v = 0; v < Vectors; ++v) sums[r][v] = _mm256_fmadd_pd(factor, row[v], sums[r][v]);
     }
   }
-  for (size_t i = 0; i < Rows; ++i) {
-    _mm256_storeu_pd(product + i * columns, low[i]);
-    _mm256_storeu_pd(product + i * columns + 4, high[i]);
+  const __m256d scale = _mm256_set1_pd(tile.scale);
+#pragma GCC unroll 4
+  for (size_t r = 0; r < Rows; ++r) {
+    const size_t at = (i + r) * tile.columns + j;
+#pragma GCC unroll 4
+    for (size_t v = 0; v < Vectors; ++v) {
+      const __m256d base = _mm256_cvtps_pd(_mm_loadu_ps(tile.base + at + v * 4));
+      _mm256_storeu_pd(merged + at + v * 4, _mm256_add_pd(base, _mm256_mul_pd(scale, sums[r][v])));
+    }
   }
 }
 
+// All rows of 4 * Vectors columns.
+template <size_t Vectors>
+__attribute__((target("avx2,fma"))) void merge_columns(const MergedTile& tile, const double* left,
+                                                       size_t j, double* right, double* merged) {
+  for (size_t k = 0; k < tile.rank; ++k) {
+    for (size_t v = 0; v < Vectors; ++v) {
+      _mm256_storeu_pd(right + (k * Vectors + v) * 4,
+                       _mm256_cvtps_pd(_mm_loadu_ps(tile.right + k * tile.pitch + j + v * 4)));
+    }
+  }
+  size_t i = 0;
+  for (; i + 4 <= tile.rows; i += 4) merge_block<4, Vectors>(tile, left, right, i, j, merged);
+  for (; i < tile.rows; ++i) merge_block<1, Vectors>(tile, left, right, i, j, merged);
+}
+
 // Returns how many columns it has done, of all rows.
-__attribute__((target("avx2,fma"))) size_t multiply_avx2(const float* left, const float* right,
-                                                         size_t rows, size_t rank, size_t columns,
-                                                         size_t pitch, double* product) {
+size_t merge_avx2(const MergedTile& tile, double* merged) {
+  constexpr size_t kMost = 12;  // columns at once, as many as registers hold
+  std::vector<double> left(tile.left, tile.left + tile.rows * tile.rank);
+  std::vector<double> right(tile.rank * kMost);
   size_t j = 0;
-  for (; j + 8 <= columns; j += 8) {
-    size_t i = 0;
-    for (; i + 4 <= rows; i += 4) {
-      multiply_tile<4>(left + i * rank, right + j, rank, columns, pitch, product + i * columns + j);
-    }
-    for (; i < rows; ++i) {
-      multiply_tile<1>(left + i * rank, right + j, rank, columns, pitch, product + i * columns + j);
-    }
+  for (; j + 12 <= tile.columns; j += 12) {
+    merge_columns<3>(tile, left.data(), j, right.data(), merged);
+  }
+  for (; j + 4 <= tile.columns; j += 4) {
+    merge_columns<1>(tile, left.data(), j, right.data(), merged);
   }
   return j;
 }
@@ -487,7 +517,7 @@ __attribute__((target("avx2,fma"))) size_t multiply_avx2(const float* left, cons
 bool has_avx2_fma() {
   return false;
 }
-size_t multiply_avx2(const float*, const float*, size_t, size_t, size_t, size_t, double*) {
+size_t merge_avx2(const MergedTile&, double*) {
   return 0;
 }
 
@@ -495,15 +525,9 @@ size_t multiply_avx2(const float*, const float*, size_t, size_t, size_t, size_t,
 
 }  // namespace
 
-void multiply_matrices(const float* left, const float* right, size_t rows, size_t rank,
-                       size_t columns, size_t pitch, double* product) {
-  const size_t done =
-      has_avx2_fma() ? multiply_avx2(left, right, rows, rank, columns, pitch, product) : 0;
-  if (done < columns) multiply_plain(left, right, rows, rank, done, columns, pitch, product);
-}
-
-void add_scaled(const float* base, double scale, double* values, size_t count) {
-  for (size_t i = 0; i < count; ++i) values[i] = static_cast<double>(base[i]) + scale * values[i];
+void merge_tile(const MergedTile& tile, double* merged) {
+  const size_t done = has_avx2_fma() ? merge_avx2(tile, merged) : 0;
+  if (done < tile.columns) merge_plain(tile, done, merged);
 }
 
 void add_squares(const double* values, size_t count, std::span<double, 4> sums) {

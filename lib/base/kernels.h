@@ -32,12 +32,21 @@ void divide_float64(double* values, double divisor, size_t count);
 // through float32 to 16 bits, as torch does, and so rounds twice.) Overwrites `values`.
 void round_float64(double* values, DType to, std::byte* target, size_t count);
 
-// product[i * columns + j] = the sum of left[i * rank + k] * right[k * pitch + j] over rising k. It
-// is in float64, where each product is exact, so all processors give the same result.
-void multiply_matrices(const float* left, const float* right, size_t rows, size_t rank,
-                       size_t columns, size_t pitch, double* product);
-// values[i] = base[i] + scale * values[i]; the product and the sum are each rounded.
-void add_scaled(const float* base, double scale, double* values, size_t count);
+// A part of a matrix, to which a product of two matrices is added.
+struct MergedTile {
+  const float* base;   // rows x columns
+  double scale;        // of the product
+  const float* left;   // rows x rank
+  const float* right;  // rank rows, of `columns` elements each, `pitch` apart
+  size_t rows;
+  size_t rank;
+  size_t columns;
+  size_t pitch;
+};
+// merged[i * columns + j] = base[i * columns + j] + scale * the sum of left[i * rank + k] * right[k
+// * pitch + j] over rising k. It is in float64, where each product is exact and every other result
+// is rounded one by one, so all processors give the same.
+void merge_tile(const MergedTile& tile, double* merged);
 // Adds the squares of `count` values to four sums: each takes every fourth value.
 void add_squares(const double* values, size_t count, std::span<double, 4> sums);
 // values[i] *= factor, or factors[i].

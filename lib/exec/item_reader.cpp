@@ -250,9 +250,15 @@ std::span<double> ItemReader::merge_tile(const PlannedUpdate& update, const Fact
   read_float32(update.base, tile.row * update.columns + tile.column, base);
   const uint64_t batch = tile.row / update.rows;
   const float* right = factors.right.data() + batch * update.rank * update.columns + tile.column;
-  multiply_matrices(factors.left.data() + tile.row * update.rank, right, tile.rows, update.rank,
-                    tile.columns, update.columns, merged.data());
-  add_scaled(base.data(), update.scale, merged.data(), count);
+  dsckpt::merge_tile({.base = base.data(),
+                      .scale = update.scale,
+                      .left = factors.left.data() + tile.row * update.rank,
+                      .right = right,
+                      .rows = tile.rows,
+                      .rank = update.rank,
+                      .columns = tile.columns,
+                      .pitch = update.columns},
+                     merged.data());
   return merged;
 }
 

@@ -5,6 +5,7 @@
     scripts/bench --params 400M --stage 3 --format safetensors --cache cold --out tests/bench/runs/NAME
     scripts/bench --tool to-universal --params 400M --durable --io direct
     scripts/bench --tool reshard --params 100M --ranks 4 --to 3 --stage 3
+    scripts/bench --tool merge --params 400M
     scripts/bench --tool verify --params 400M --runs 15
     scripts/bench --memory-at 400M 4B
     scripts/bench suite --out tests/bench/runs/NAME [--rows REGEX]
@@ -36,7 +37,7 @@ import bench_report
 import bench_suite
 from bench_count import count, positive
 from measure import BenchError, ROOT
-from bench_run import READERS, SYNCS, TOOLS, Bench, program_of
+from bench_run import MERGE, READERS, SYNCS, TOOLS, Bench, program_of
 
 
 def add_bin(parser):
@@ -73,7 +74,7 @@ def make_parser():
                         help="time until all is on the disk: the tool with --fsync, cp and DeepSpeed with one sync of "
                              "the filesystem (the default), or of all files that they wrote (files)")
     parser.add_argument("--format", choices=("bin", "safetensors"), help="zero-to-fp32: (default bin)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="zero-to-fp32: (default float32)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="zero-to-fp32, merge: (default float32)")
     add_folders(parser)
     parser.add_argument("--memory-at", type=count, nargs="+", metavar="PARAMS",
                         help="only the memory of zero-to-fp32, with sparse checkpoints of these sizes")
@@ -91,6 +92,10 @@ def parse_options(arguments):
     if options.tool == "zero-to-fp32":
         options.format = options.format or "bin"
         options.dtype = options.dtype or "float32"
+    elif options.tool == MERGE:
+        options.dtype = options.dtype or "float32"
+        if options.format or options.memory_at or options.deepspeed != "none":
+            parser.error("--format, --memory-at and --deepspeed are not for merge")
     elif options.format or options.dtype or options.memory_at:
         parser.error(f"--format, --dtype and --memory-at are not for {options.tool}")
     if options.tool == "reshard":

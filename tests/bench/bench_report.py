@@ -117,7 +117,7 @@ def suite_row(report):
     tool, baseline = report["tool"], report["baseline"]
     program, other = report["programs"][tool], report["programs"][baseline]
     faster = speedup(report)
-    return (tool, report["stage"], report["format"] or "", report["dtype"] or "", report["params"], cache(report),
+    return (tool, report["stage"] or "", report["format"] or "", report["dtype"] or "", report["params"], cache(report),
             report["durable"] or "", report["io"] or "", seconds_range(program),
             f"{baseline} {seconds_range(other)}", ratio_range(program, baseline),
             f"{faster:.1f}" if faster else "", mebibytes(program["peak_anonymous_rss"]), faults(program),

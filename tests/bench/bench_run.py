@@ -13,7 +13,9 @@ from measure import BenchError, git_commit, machine, measure, memory_info, outpu
 
 # Subcommands of ckpt-inspect that write nothing: their options, and the files whose bytes they read.
 READERS = {"stats": (["--states"], "*optim_states.pt"), "verify": ([], "*.pt")}
-TOOLS = ("zero-to-fp32", "to-universal", "reshard", *READERS)
+# What zero-to-fp32 --merge makes of bench_merge.py's folders.
+MERGE = "merge"
+TOOLS = ("zero-to-fp32", "to-universal", "reshard", MERGE, *READERS)
 
 # Bytes a parameter, for what has to be there before a comparison begins. Those of DeepSpeed are on the safe side.
 CHECKPOINT_BYTES = 14
@@ -43,7 +45,9 @@ MEDIANS = ("user_seconds", "system_seconds", "minor_faults", "major_faults", "vo
 
 
 def program_of(options):
-    return options.bin / ("ckpt-inspect" if options.tool in READERS else options.tool)
+    if options.tool in READERS:
+        return options.bin / "ckpt-inspect"
+    return options.bin / ("zero-to-fp32" if options.tool == MERGE else options.tool)
 
 
 class Bench:
@@ -62,6 +66,11 @@ class Bench:
         if options.sub_group_size:
             settings += f"_g{options.sub_group_size}"
         self.checkpoint = work / f"checkpoint_{settings}{'_sparse' if sparse else ''}"
+        # What is there when the whole checkpoint is.
+        self.last = self.checkpoint / "latest"
+        if options.tool == MERGE:
+            self.checkpoint = work / f"merge_{options.params}"
+            self.last = self.checkpoint / "adapter/adapter_config.json"
         self.results = work / "results"  # made by the tool once; what cp copies
         self.fresh = work / "fresh"  # what the run at hand writes
         self.runs = {self.baseline: [], options.tool: []}
@@ -80,7 +89,7 @@ class Bench:
         written = 0 if self.reads else 2 * params * WEIGHT_BYTES.get(self.options.dtype, CHECKPOINT_BYTES)
         if self.sparse:  # one output and no checkpoint
             written //= 2
-        elif not (self.checkpoint / "latest").exists():
+        elif not self.last.exists():
             written += params * CHECKPOINT_BYTES
         free = shutil.disk_usage(self.work).free
         if written > free:
@@ -93,8 +102,13 @@ class Bench:
         for folder in (self.results, self.fresh):
             remove(folder)
         self.require_room()
-        if (self.checkpoint / "latest").exists():
+        if self.last.exists():
             return
+        if self.options.tool == MERGE:
+            say(f"writing a base model of {self.options.params} parameters, and an adapter")
+            remove(self.checkpoint)
+            self.script("bench_merge.py", "write", self.checkpoint, "--params", self.options.params)
+            return sync(self.work)
         say(f"writing a checkpoint of {self.options.params} parameters, stage {self.options.stage}")
         remove(self.checkpoint)
         arguments = ["--params", self.options.params, "--ranks", self.options.ranks, "--stage", self.options.stage]
@@ -144,6 +158,9 @@ class Bench:
         options, deepspeed = self.options, program == [self.options.deepspeed]
         if options.tool == "reshard":
             return [*program, self.checkpoint, output, "--dp", options.to]
+        if options.tool == MERGE:
+            return [*program, self.checkpoint / "adapter", output, "--merge", self.checkpoint / "base", "--dtype",
+                    options.dtype, "--safe-serialization"]
         if options.tool == "to-universal":
             return [*program, *(["-m", "deepspeed.checkpoint.ds_to_universal"] if deepspeed else []),
                     "--input_folder", self.checkpoint / (self.checkpoint / "latest").read_text(),
@@ -176,6 +193,9 @@ class Bench:
         arguments = ["--params", self.options.params]
         if self.options.tool == "to-universal":
             self.script("bench_check.py", "universal", *folders, *arguments, "--stage", self.options.stage)
+        elif self.options.tool == MERGE:
+            self.script("bench_merge.py", "check", self.results, self.checkpoint, *arguments, "--dtype",
+                        self.options.dtype)
         elif self.options.tool == "reshard":
             # What the masters have become, by the tool whose own benchmark checks it against the same values.
             measure([self.tool.with_name("zero-to-fp32"), self.results, self.fresh])
@@ -262,8 +282,8 @@ class Bench:
             "machine": machine(self.work),
             "deepspeed": json.loads(output_of([options.deepspeed, "-c", VERSIONS_CODE]))
                          if options.deepspeed else None,
-            "stage": options.stage,
-            "ranks": options.ranks,
+            "stage": None if options.tool == MERGE else options.stage,
+            "ranks": None if options.tool == MERGE else options.ranks,
             "to_ranks": options.to,
             "params": options.params,
             "format": options.format,
@@ -282,8 +302,10 @@ class Bench:
     def command_line(self):
         """What was asked for, without the paths of this machine."""
         options = self.options
-        parts = ["scripts/bench", "--tool", options.tool, "--params", options.params, "--ranks", options.ranks,
-                 "--stage", options.stage, "--cache", options.cache, "--runs", options.runs]
+        parts = ["scripts/bench", "--tool", options.tool, "--params", options.params]
+        if options.tool != MERGE:
+            parts += ["--ranks", options.ranks, "--stage", options.stage]
+        parts += ["--cache", options.cache, "--runs", options.runs]
         if options.durable:
             parts += ["--durable", options.durable]
         if options.io:
@@ -291,7 +313,9 @@ class Bench:
         if options.to:
             parts += ["--to", options.to]
         if options.format:
-            parts += ["--format", options.format, "--dtype", options.dtype]
+            parts += ["--format", options.format]
+        if options.dtype:
+            parts += ["--dtype", options.dtype]
         if options.sub_group_size:
             parts += ["--sub-group-size", options.sub_group_size]
         if options.deepspeed:

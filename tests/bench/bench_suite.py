@@ -17,7 +17,7 @@ import typing
 import bench_report
 from bench_count import count, positive
 from measure import BenchError, say
-from bench_run import READERS, Bench
+from bench_run import MERGE, READERS, Bench
 
 STAGES = (2, 3)
 FORMS = [(kind, dtype) for kind in ("bin", "safetensors") for dtype in ("float32", "bfloat16")]
@@ -43,18 +43,23 @@ class Matrix:
         self.rows = []
 
     def add(self, regime, tool, params, stage, *, form=(), runs=7):
-        """`form`: format and dtype of weights."""
+        """`form`: format and dtype of weights, dtype of a merge. `stage`: None of what has none."""
         if self.quick:
             params, runs = QUICK_PARAMS[params], QUICK_RUNS
         kind = "weights" if tool == "zero-to-fp32" else tool.removeprefix("to-")
-        arguments = ["--tool", tool, "--params", params, "--ranks", "4", "--stage", str(stage),
-                     "--runs", str(self.runs or runs)]
+        arguments = ["--tool", tool, "--params", params]
+        if stage:
+            arguments += ["--ranks", "4", "--stage", str(stage)]
+        arguments += ["--runs", str(self.runs or runs)]
         arguments += {"warm": [], "cold": ["--cache", "cold"], "durable": ["--durable"]}[regime]
-        if form:
+        if form and tool == MERGE:
+            arguments += ["--dtype", *form]
+        elif form:
             arguments += ["--format", form[0], "--dtype", form[1]]
         if tool == "reshard":
             arguments += ["--to", "3"]
-        self.rows.append(Row("-".join((regime, kind, *form, params, f"stage{stage}")), tool, arguments))
+        name = [regime, kind, *form, params, *([f"stage{stage}"] if stage else [])]
+        self.rows.append(Row("-".join(name), tool, arguments))
 
 
 def matrix(quick=False, runs=None):
@@ -66,6 +71,8 @@ def matrix(quick=False, runs=None):
         result.add("warm", "to-universal", "100M", stage)
         result.add("warm", "reshard", "100M", stage)
         result.add("warm", "verify", "400M", stage)
+    for dtype in ("float32", "bfloat16"):
+        result.add("warm", MERGE, "400M", None, form=(dtype, ))
     for stage in STAGES:
         result.add("durable", "to-universal", "400M", stage, runs=5)
         result.add("durable", "reshard", "400M", stage, runs=5)

@@ -179,6 +179,13 @@ class Warm(Comparison):
         self.assertEqual(results["to_ranks"], 5)
         self.assert_programs(results, "cp", "reshard")
 
+    def test_a_merged_model_is_compared_with_a_copy_of_it(self):
+        results = self.bench("--tool", "merge", "--dtype", "bfloat16", "--check")
+        self.assertEqual(results["stage"], None)
+        self.assertGreater(results["output_bytes"], shapes_size(2))
+        self.assertLess(results["output_bytes"], 1.1 * shapes_size(2))
+        self.assert_programs(results, "cp", "merge")
+
     def test_readers_are_compared_with_cat_of_what_they_read(self):
         results = self.bench("--tool", "stats")
         # fp32, exp_avg and exp_avg_sq.
@@ -302,8 +309,9 @@ class Suite(Folder):
     def test_rows_are_what_their_commands_say(self):
         rows = bench_suite.matrix()
         names = [row.name for row in rows]
-        self.assertEqual(len(set(names)), 28)
-        self.assertEqual(len(names), 28)
+        self.assertEqual(len(set(names)), 30)
+        self.assertEqual(len(names), 30)
+        self.assertIn("warm-merge-bfloat16-400M", names)
         for stage in (2, 3):
             for name in ("warm-weights-bin-float32-400M", "warm-weights-safetensors-bfloat16-400M",
                          "warm-universal-100M", "warm-reshard-100M", "warm-verify-400M", "durable-universal-400M",
@@ -315,7 +323,8 @@ class Suite(Folder):
                 options = bench.parse_options([*row.arguments, "--bin", str(BIN)])
                 self.assertEqual(row.name.startswith("cold-"), options.cache == "cold")
                 self.assertEqual(row.name.startswith("durable-"), options.durable == "filesystem")
-                self.assertTrue(row.name.endswith(f"-{options.params}-stage{options.stage}"))
+                stage = "" if options.tool == "merge" else f"-stage{options.stage}"
+                self.assertTrue(row.name.endswith(f"-{options.params}{stage}"))
                 self.assertEqual(options.ranks, 4)
 
     def test_chosen_rows_are_measured_and_kept_in_the_order_of_the_matrix(self):

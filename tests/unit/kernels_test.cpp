@@ -261,7 +261,7 @@ TEST(RoundFloat64, IsOfOneRoundingToTheNearestEven) {
 }
 
 // Rows and columns that are no multiple of what vector code takes at once.
-TEST(MultiplyMatrices, AddsExactProductsByRisingRank) {
+TEST(MergeTile, AddsExactProductsByRisingRank) {
   constexpr size_t kRows = 7;
   constexpr size_t kRank = 5;
   constexpr size_t kColumns = 21;
@@ -270,18 +270,29 @@ TEST(MultiplyMatrices, AddsExactProductsByRisingRank) {
   std::normal_distribution<float> values;
   std::vector<float> left(kRows * kRank);
   std::vector<float> right(kRank * kPitch);
-  for (std::vector<float>* factor : {&left, &right}) {
+  std::vector<float> base(kRows * kColumns);
+  constexpr double kScale = 0.7;
+  for (std::vector<float>* factor : {&left, &right, &base}) {
     for (float& value : *factor) value = values(random);
   }
-  std::vector<double> product(kRows * kColumns, -1);
-  multiply_matrices(left.data(), right.data(), kRows, kRank, kColumns, kPitch, product.data());
+  std::vector<double> merged(kRows * kColumns, -1);
+  merge_tile({.base = base.data(),
+              .scale = kScale,
+              .left = left.data(),
+              .right = right.data(),
+              .rows = kRows,
+              .rank = kRank,
+              .columns = kColumns,
+              .pitch = kPitch},
+             merged.data());
   for (size_t i = 0; i < kRows; ++i) {
     for (size_t j = 0; j < kColumns; ++j) {
       double sum = 0;
       for (size_t k = 0; k < kRank; ++k) {
         sum += double{left[i * kRank + k]} * double{right[k * kPitch + j]};
       }
-      EXPECT_EQ(product[i * kColumns + j], sum);
+      const double scaled = kScale * sum;
+      EXPECT_EQ(merged[i * kColumns + j], double{base[i * kColumns + j]} + scaled);
     }
   }
 }
