@@ -144,7 +144,6 @@ bool StagedOutput::take_up() {
     }
     if (const std::string difference = difference_from_saved(folder, *options_.job);
         !difference.empty()) {
-      owner_->unsign();
       throw UsageError(path + ": this command cannot go on with it: " + difference)
           .with_hint("the command that it was begun with goes on; else remove that folder");
     }
@@ -283,8 +282,6 @@ void StagedOutput::remove_staging() {
 
 void StagedOutput::give_up(bool forever) {
   if (staging_->is_kept() && !forever && staging_->is_there && has_job(*staging_->folder)) {
-    // This process may go on with it itself.
-    if (owner_) owner_->unsign();
     owner_.reset();
     files_.reset();
     if (!leaves_run_before_) {

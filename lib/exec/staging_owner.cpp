@@ -1,15 +1,19 @@
 #include "exec/staging_owner.h"
 
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/host.h"
 #include "base/json.h"
@@ -120,6 +124,45 @@ bool is_locked(int fd) {
   }
 }
 
+// The files by which this process has signed what it still writes, where locks do not tell: a
+// process that has given a folder up may go on with it itself.
+class Signed {
+ public:
+  void add(int fd) {
+    change(fd, [&](const File& file) { files_.insert(file); });
+  }
+  void remove(int fd) {
+    change(fd, [&](const File& file) { files_.erase(file); });
+  }
+  bool has(int fd) {
+    bool found = false;
+    change(fd, [&](const File& file) { found = files_.contains(file); });
+    return found;
+  }
+
+ private:
+  using File = std::pair<dev_t, ino_t>;
+  template <typename F>
+  void change(int fd, F&& with) {
+    struct stat about {};
+    if (::fstat(fd, &about) != 0) return;
+    const std::lock_guard lock(mutex_);
+    with(File(about.st_dev, about.st_ino));
+  }
+
+  std::mutex mutex_;
+  std::set<File> files_;
+};
+
+Signed& signed_here() {
+  static Signed all;
+  return all;
+}
+
+bool is_this_process(const json& owner) {
+  return owner["pid"] == static_cast<int64_t>(::getpid()) && owner["host"] == host_name();
+}
+
 bool is_new(const struct stat& folder) {
   return std::chrono::system_clock::now() <
          std::chrono::system_clock::from_time_t(folder.st_mtime) + kLongestUnsigned;
@@ -173,6 +216,7 @@ StagingOwner::StagingOwner(const Folder& folder)
     ::close(fd_);
     throw UsageError(folder.path().string() + ": another process writes there");
   }
+  signed_here().add(fd_);
   json owner = self();
   owner["folder"] = folder.number();
   if (::ftruncate(fd_, 0) != 0 || !write_all(fd_, dump(owner) + "\n")) folder.remove(kOwner);
@@ -183,7 +227,9 @@ void StagingOwner::unsign() {
 }
 
 StagingOwner::~StagingOwner() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ < 0) return;
+  signed_here().remove(fd_);
+  ::close(fd_);
 }
 
 SignedBy owner_of(const Folder& folder) {
@@ -199,10 +245,12 @@ SignedBy owner_of(const Folder& folder) {
   if (fd < 0) return {unsigned_state};
   const bool locked = is_locked(fd);
   const json owner = read_owner(fd);
+  const bool is_held = signed_here().has(fd);
   ::close(fd);
   if (locked) return {OwnerState::alive, owner.is_null() ? "" : text_of(owner)};
   if (owner.is_null()) return {unsigned_state};
   OwnerState state = state_of(owner);
+  if (state == OwnerState::alive && is_this_process(owner) && !is_held) state = OwnerState::dead;
   if (owner.value("folder", json()) != folder.number()) state = OwnerState::unknown;
   return {state, text_of(owner)};
 }
