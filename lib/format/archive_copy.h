@@ -1,4 +1,4 @@
-// ArchiveCopy: a new torch archive made of values of others, changed on the way.
+// ArchiveCopy: a new torch archive with values of other archives, changed on the way.
 #pragma once
 
 #include <optional>
@@ -10,8 +10,8 @@
 
 namespace dsckpt {
 
-// One thread. Values have to be made in the order in which they stand in the result, because
-// storages are numbered as they are met. The archives must live until lay_out().
+// One thread. Make values in the order of the result, because storages are numbered as they are
+// met. The archives must live until lay_out().
 class ArchiveCopy {
  public:
   explicit ArchiveCopy(const TorchArchive& from) : from_(from) {}
@@ -29,8 +29,8 @@ class ArchiveCopy {
     document().set_item(dict, document().intern(key), value);
   }
 
-  // The items of `mapping`, of from(), in order as a dict, each as `change(key, value)` has it;
-  // what it gives no value for is left out. Keys that are no texts come as "".
+  // The items of `mapping`, of from(), in order as a dict. `change(key, value)` gives each its new
+  // value; items for which it gives none are left out. Keys that are no texts come as "".
   template <typename F>
   pickle::Value dict_of(const pickle::Value& mapping, F&& change) {
     return dict_of(from_, mapping, std::forward<F>(change));
@@ -39,7 +39,7 @@ class ArchiveCopy {
   pickle::Value dict_of(const TorchArchive& from, const pickle::Value& mapping, F&& change) {
     pickle::Value dict = document().dict();
     for (const auto& [key, value] : mapping.as_dict().items) {
-      // A key's storages come before its value's.
+      // The storages of a key come before those of its value.
       const bool named = key.is(pickle::Kind::string);
       const pickle::Value copied = named ? pickle::Value() : of(from, key);
       const std::optional<pickle::Value> changed =
@@ -49,7 +49,7 @@ class ArchiveCopy {
     return dict;
   }
 
-  // One of these, once.
+  // Writes the archive; call one of these, once.
   TorchArchiveWriter::Written write(pickle::Value root) {
     document().set_root(root);
     return std::move(writer_).write();

@@ -1,5 +1,5 @@
-// The `.metadata` of a checkpoint of torch.distributed.checkpoint (DCP): which values there are,
-// and where in the files beside it each lies.
+// The `.metadata` of a checkpoint of torch.distributed.checkpoint (DCP). It lists the values and
+// their places in the files beside it.
 //
 // torch/distributed/checkpoint/metadata.py (Metadata, TensorStorageMetadata, ChunkStorageMetadata,
 // MetadataIndex) and filesystem.py (_StorageInfo). FORMATS.md has the pickle, class by class.
@@ -30,7 +30,7 @@ struct DcpPlace {
   uint64_t size = 0;
 };
 
-// A box of a tensor's elements, which one rank had.
+// A box of a tensor's elements, saved by one rank.
 struct DcpChunk {
   Shape offsets = {};  // of its first element, a number for each dimension
   Shape sizes = {};
@@ -44,10 +44,10 @@ struct DcpTensor {
   std::vector<DcpChunk> chunks = {};  // in their order in the file
 };
 
-// A step on the way to a value in the state_dict as it was before it was flattened.
+// A step on the path to a value in the state_dict before it was flattened.
 using DcpStep = std::variant<std::string, int64_t>;
 using DcpPath = std::vector<DcpStep>;
-// torch joins the steps by dots.
+// The steps joined with dots, as torch does it.
 std::string dcp_key(std::span<const DcpStep> path);
 
 struct DcpValue {
@@ -55,18 +55,18 @@ struct DcpValue {
   std::optional<DcpTensor> tensor = {};  // else it is a pickle
   DcpPlace pickle = {};                  // of an archive that has any other value
   DcpPath path = {};                     // `planner_data`; empty where it has none
-  // Why its bytes may not be what the rest says, such as "written by a newer torch: ..."; or "". A
-  // value of an unknown class counts as a tensor without chunks.
+  // Why its bytes may not be what the rest says, such as "written by a newer torch: ..."; else "".
+  // A value of an unknown class counts as a tensor without chunks.
   std::string unsupported = {};
 };
 
 struct DcpMetadata {
-  // In the order of the state_dict, which `planner_data` has; behind them, in their order in the
-  // file, those that it lacks. Names are different.
+  // In the order of the state_dict, which `planner_data` has. Values that it lacks follow in their
+  // order in the file. Names are distinct.
   std::vector<DcpValue> values = {};
 };
 
-// Calls `take` with the name of each value and each place that it has in the files.
+// Calls `take` with the name of each value and each of its places in the files.
 template <typename Take>
 void for_each_place(const DcpMetadata& metadata, const Take& take) {
   for (const DcpValue& value : metadata.values) {
@@ -80,21 +80,21 @@ void for_each_place(const DcpMetadata& metadata, const Take& take) {
   }
 }
 
-// Adds to `names` those of the values that are not supported, by the reason.
+// Adds the names of unsupported values to `names`, by the reason.
 void collect_unsupported(const DcpMetadata& metadata,
                          std::map<std::string, std::vector<std::string>>& names);
-// "2 values are left out, written by a newer torch: ...: a, b": a reason, and the names that have
-// it.
+// "2 values are left out, written by a newer torch: ...: a, b": a reason, and the names of its
+// values.
 std::string unsupported_text(const std::string& why, const std::vector<std::string>& names);
 
-// Where DcpPlace::file is, of a `.metadata` in `folder`; nullopt if that leads out of it.
+// The path of DcpPlace::file for a `.metadata` in `folder`; nullopt if it leaves the folder.
 std::optional<std::filesystem::path> dcp_file_path(const std::filesystem::path& folder,
                                                    const std::string& file);
 
-// Reads it as data. Throws CorruptError for what is no pickle or not put together as torch does it,
-// for a value without a place, a place without a value, a path that does not make its name, and
-// chunks with other dimensions than their tensor; UnsupportedError where a newer torch says more of
-// all values (DcpValue::unsupported, of one); IoError.
+// Reads it as data. Throws IoError. Throws CorruptError if it is no pickle or is not built as torch
+// builds it. That includes a value without a place, a place without a value, a path that does not
+// make its name, and chunks with other dimensions than their tensor. Throws UnsupportedError if a
+// newer torch says more of all values (DcpValue::unsupported is for one).
 DcpMetadata read_dcp_metadata(const InputFile& file);
 
 // The pickle that torch reads as `metadata`: equal strings, classes and shapes are pickled once.

@@ -1,4 +1,4 @@
-// What a file that is no checkpoint looks like, for messages a user can act on.
+// Recognises files that are no checkpoints, for messages a user can act on.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace dsckpt {
 
 // The error for a file that is not `expected` ("a file written by torch.save"). It says what the
 // file looks like: empty, zeros, a Git LFS pointer, HTML, text, a compressed file, tar, HDF5,
-// safetensors, a pickle. UnsupportedError for the tar files of torch 0.1 and what DataStates wrote,
-// CorruptError for the rest. Reads the first bytes only, and the header of what looks like
-// safetensors.
+// safetensors, a pickle. UnsupportedError for the tar files of torch 0.1 and for files of
+// DataStates, CorruptError for the rest. Reads only the first bytes, and the header of a file that
+// looks like safetensors.
 Error foreign_file(const InputFile& file, std::string_view expected);
 
-// Where a file of DataStates' checkpoint engine (DeepSpeed's `datastates_ckpt`) has its pickle:
-// offsets in the file, one for each entry of the header that may say it, each once. None for other
-// files. Such a file begins as a safetensors file does: a size, and a JSON header of names and
+// The offsets at which a file of DataStates' checkpoint engine (DeepSpeed's `datastates_ckpt`) may
+// have its pickle. There is one for each header entry that may say it, each offset once; none for
+// other files. Such a file begins like a safetensors file: a size, and a JSON header of names and
 // offsets.
 std::vector<uint64_t> datastates_pickles(const InputFile& file);
 

@@ -1,6 +1,6 @@
-// Meta tensors: torch's own form of a tensor on the device "meta", which has a type, a shape and
-// strides, but no elements. torch.load makes them anew, and whoever then needs a value gets an
-// error. ckpt-pack strip leaves one where it leaves out values. torch/_tensor.py
+// Meta tensors: torch's own form of a tensor on the device "meta". It has a type, a shape and
+// strides, but no elements. torch.load rebuilds such tensors; code that then needs a value gets an
+// error. ckpt-pack strip leaves one in place of values that it removes. Source: torch/_tensor.py
 // _reduce_ex_internal, torch/_utils.py _rebuild_meta_tensor_no_storage.
 #pragma once
 
@@ -21,11 +21,11 @@ struct MetaTensor {
 
 bool is_meta_tensor(const pickle::Value& value);
 
-// Throws CorruptError for what is none, UnsupportedError for a type that torch has and this library
-// has not.
+// Throws CorruptError if it is none, UnsupportedError for a type of torch's that this library
+// lacks.
 MetaTensor meta_tensor(const pickle::Value& value);
 
-// One of them as a value of `document`.
+// A meta tensor as a value of `document`.
 pickle::Value make_meta_tensor(pickle::Document& document, const MetaTensor& tensor);
 
 // The shape of a tensor of `archive` or of a meta tensor; nullopt for anything else. Throws as

@@ -1,8 +1,9 @@
-// One rank's part of a tensor that is spread over ranks, as a state_dict that each rank saved by
-// itself has it: a DTensor, or a ShardedTensor of FSDP1.
+// One rank's part of a tensor that is spread over ranks, from a state_dict that each rank saved by
+// itself. It is a DTensor, or a ShardedTensor of FSDP1.
 //
-// torch/distributed/tensor/_api.py (DTensor.__tensor_flatten__), _dtensor_spec.py, device_mesh.py
-// (DeviceMesh.__getstate__), placement_types.py; torch/distributed/_shard/sharded_tensor/api.py.
+// Sources in torch/distributed: tensor/_api.py (DTensor.__tensor_flatten__),
+// tensor/_dtensor_spec.py, device_mesh.py (DeviceMesh.__getstate__), tensor/placement_types.py;
+// _shard/sharded_tensor/api.py.
 #pragma once
 
 #include <optional>
@@ -15,7 +16,7 @@
 
 namespace dsckpt {
 
-// A box of the elements, and the plain tensor that has them.
+// A box of the elements, and the plain tensor that holds them.
 struct RankBox {
   Shape offsets;  // of its first element in the whole
   Shape sizes;
@@ -25,16 +26,16 @@ struct RankBox {
 struct RankTensor {
   DType dtype = DType::float32;
   Shape shape;                 // of the whole
-  std::vector<RankBox> boxes;  // of this rank; of several ranks the same where it is replicated
-  // Why the boxes are not the tensor's elements, such as sums that are still to be added; or "".
+  std::vector<RankBox> boxes;  // of this rank; replicated boxes are the same on several ranks
+  // Why the boxes are not the tensor's elements, such as sums that must still be added; else "".
   std::string unsupported = {};
 };
 
-// nullopt for what is none of these. Throws CorruptError where its parts contradict each other;
+// nullopt if `value` is neither. Throws CorruptError if its parts contradict each other,
 // UnsupportedError for placements and meshes of an unknown form.
 std::optional<RankTensor> rank_tensor(const TorchArchive& archive, const pickle::Value& value);
 
-// Whether it is one, by the class alone.
+// True if the class says that it is one.
 bool is_rank_tensor(const pickle::Value& value);
 
 }  // namespace dsckpt

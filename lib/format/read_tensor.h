@@ -1,5 +1,5 @@
-// Reading a TensorSource into memory, for the few values that planning itself needs and for users
-// of the library who want one tensor. Conversions do not go through here: that is exec's work.
+// Reads a TensorSource into memory, for the few values that planning itself needs and for library
+// users who want one tensor. Conversions do not use it: exec does their work.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@
 
 namespace dsckpt {
 
-// Reads elements [first, first + count) of `source`, row-major, into `out`, which must be exactly
-// that many bytes. Throws InconsistentError for a range outside the tensor, a source that is
-// cast and tensors that must be the same but are not, and what reading throws.
+// Reads elements [first, first + count) of `source`, row-major, into `out`, which must have exactly
+// that many bytes. Throws InconsistentError for a range outside the tensor, a cast source, and
+// tensors that must be the same but differ. Throws the errors of reading.
 void read_elements(const InputFiles& inputs, const TensorSource& source, int64_t first,
                    int64_t count, std::span<std::byte> out);
 

@@ -1,8 +1,8 @@
 // safetensors: eight bytes of header length, a JSON header, the tensors.
 //
-// Reader and writer after the format's README and safetensors/src/tensor.rs. The writer's bytes are
-// those of Python's safetensors.torch.save_file for the same tensors and metadata, with the
-// metadata's keys sorted (Python's order is random beyond one key).
+// Reader and writer follow the format's README and safetensors/src/tensor.rs. The writer's bytes
+// are those of Python's safetensors.torch.save_file for the same tensors and metadata. Only the
+// metadata's keys are sorted; Python's order is random for more than one key.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,12 @@ struct SafetensorsEntry {
   Extent extent;  // absolute in the file
 };
 
-// A safetensors file, opened: the header is read and checked, nothing else. Immutable.
+// An open safetensors file: its header is read and checked, nothing else. Immutable.
 //
-// open() throws CorruptError for everything tensor.rs refuses: a header longer than 100 MB or than
-// the file, not a JSON object, unknown dtypes, sizes that do not match shapes, overlaps, holes,
-// trailing bytes, duplicate names; UnsupportedError for dtypes of less than a byte.
+// open() throws CorruptError for everything that tensor.rs refuses. That is a header longer than
+// 100 MB or than the file, or no JSON object; unknown dtypes; sizes that do not match shapes;
+// overlaps, holes, trailing bytes and duplicate names. It throws UnsupportedError for dtypes of
+// less than a byte.
 class SafetensorsFile {
  public:
   static SafetensorsFile open(const InputFiles& files, FileId id);
@@ -51,7 +52,7 @@ struct NamedSource {
   TensorSource source;
 };
 
-// Adds the output `path` to the plan. Throws UnsupportedError for a dtype safetensors has not, and
+// Adds the output `path` to the plan. Throws UnsupportedError for a dtype that safetensors lacks,
 // InconsistentError for duplicate names or the name "__metadata__".
 OutputId lay_out_safetensors(PlanBuilder& plan, std::string path, std::vector<NamedSource> tensors,
                              const std::map<std::string, std::string>& metadata);

@@ -1,4 +1,4 @@
-// The tensors of a pickle, found wherever they are.
+// Finds the tensors of a pickle, at any depth.
 #pragma once
 
 #include <cstdint>
@@ -18,24 +18,25 @@ struct FoundTensor {
   bool is_piece = false;  // a tensor that an OpaqueTensor is made of
 };
 
-// A value that a call makes, of tensors or as torch rebuilds a tensor, but none that is read:
-// quantised, sparse and nested tensors, subclasses such as torchao's, a DTensor or ShardedTensor of
-// one rank. Only that call knows its values.
+// A value that is made of tensors by a call, or as torch rebuilds a tensor, but is not read. These
+// are quantised, sparse and nested tensors, subclasses such as torchao's, and one rank's DTensor or
+// ShardedTensor. Only that call knows its values.
 struct OpaqueTensor {
   std::string path;
-  // The class, where the pickle has it, or the function: "torch._utils._rebuild_qtensor".
+  // The class if the pickle has it, else the function: "torch._utils._rebuild_qtensor".
   std::string kind;
 };
 
 struct FoundTensors {
-  std::vector<FoundTensor> tensors;  // with the pieces of the others
+  std::vector<FoundTensor> tensors;  // also the pieces of the opaque ones
   std::vector<OpaqueTensor> opaque;
 };
 
-// How much the names of a file's tensors take: a pickle has a part once that many names begin with.
+// The size of the names of a file's tensors. A pickle stores a part once that many names begin
+// with.
 class NamesSize {
  public:
-  // Throws UnsupportedError if they take more than 16 MiB, and than a kilobyte each.
+  // Throws UnsupportedError if the names take more than 16 MiB, and more than a kilobyte each.
   void add(std::string_view name);
 
  private:
@@ -43,14 +44,14 @@ class NamesSize {
   uint64_t names_ = 0;
 };
 
-// Every tensor that `root` holds in dicts, lists, tuples, sets and the state and items of objects,
-// in the order of the pickle. A container that comes again is not entered again, so this ends for
-// any document, in time linear in its size. Keys that are neither text, integers
-// nor tuples of these appear as "<kind>", so paths need not differ. Throws what NamesSize
-// does.
+// Every tensor in the dicts, lists, tuples, sets and the state and items of objects below `root`,
+// in the order of the pickle. A container that occurs again is not entered again. So this ends for
+// any document, in time linear in its size. Keys other than texts, integers and tuples of these
+// appear as "<kind>", so paths may be equal. Throws as NamesSize.
 std::vector<FoundTensor> tensors_in(const pickle::Value& root);
 
-// The same, with what is a tensor but not read. A container, or an object with attributes, is none.
+// The same, with the tensors that are not read. Containers, and objects with attributes, do not
+// count as such.
 FoundTensors find_tensors(const pickle::Value& root);
 
 }  // namespace dsckpt

@@ -1,5 +1,5 @@
-// What torch takes a file for, decided once for all tools. torch/serialization.py: load,
-// _is_zipfile, _legacy_load; tarfile.py: TarInfo.frombuf.
+// The form of a file as torch sees it, decided once for all tools. Source: torch/serialization.py
+// load, _is_zipfile, _legacy_load; tarfile.py TarInfo.frombuf.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,13 @@ enum class TorchForm : uint8_t {
 // torch.serialization.MAGIC_NUMBER, little-endian as a pickle has it.
 inline constexpr std::string_view kTorchMagic = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 
-// Of the first bytes of a file: kFormHead tell everything.
+// The form, from the first bytes of a file: kFormHead of them are enough.
 inline constexpr size_t kFormHead = 512;
 TorchForm torch_form(std::string_view head);
 TorchForm torch_form(const InputFile& file);
 
-// Whether Python's tarfile opens what begins so: a header of any age whose checksum is right.
+// True if Python's tarfile opens a file that begins so: a header of any age with a correct
+// checksum.
 bool is_tar(std::string_view head);
 
 }  // namespace dsckpt

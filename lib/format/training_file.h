@@ -1,5 +1,5 @@
-// A file in which a program keeps a whole training: the model's state_dict, the optimizer's, and
-// what else it wants back, under keys of its own. torch's tutorials, Lightning's .ckpt files.
+// A file with a whole training: the state_dicts of model and optimizer, and other values, under
+// keys of the program's own. torch's tutorials write such files, and so does Lightning (.ckpt).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace dsckpt {
 
-// A dict under a key of the root; "" and the root itself for what is that alone.
+// A dict under a key of the root; or the root itself, with "" as the key, if it is the only dict.
 struct KeyedDict {
   std::string key;
   pickle::Value dict;
@@ -26,15 +26,15 @@ struct TrainingFile {
   std::optional<int64_t> step = {};  // of "global_step" and the like
 };
 
-// What the root of an archive holds, by its content; nothing of what is no dict. A file of weights
-// is one model with the key "".
+// The parts of an archive's root, found by content; empty if it is no dict. A file of weights is
+// one model with the key "".
 TrainingFile training_file(const pickle::Value& root);
 
-// What an optimizer's state_dict calls a parameter, in `state` and in a group: its name or number.
+// The key of a parameter in an optimizer's state_dict, in `state` and in a group: a name or number.
 std::string optimizer_key(const pickle::Value& key);
 
-// What a file of a ZeRO checkpoint is, by its keys and whatever its name is: "model states",
-// "optimizer states", "a parameter of a universal checkpoint"; "" for anything else.
+// The kind of a ZeRO checkpoint's file, by its keys, whatever its name: "model states", "optimizer
+// states", "a parameter of a universal checkpoint"; "" for anything else.
 std::string_view shard_by_keys(const pickle::Value& root);
 
 }  // namespace dsckpt

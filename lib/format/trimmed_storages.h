@@ -1,5 +1,5 @@
-// Trimmed storages: an archive's storages without the bytes that none of its tensors reaches, such
-// as what torch.save writes of a large tensor when a slice of it is saved.
+// Trimmed storages: an archive's storages without the bytes that no tensor uses. torch.save writes
+// such bytes when it saves a slice of a large tensor.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ struct TrimmedStorages {
   uint64_t after = 0;     // bytes of those that are left
 };
 
-// What tensors that are reachable from `root`, a value of `archive`, leave of its storages, once
-// those in `dropped` have lost their values. Values, shapes and sharing stay. Strides stay, but for
-// a tensor alone in its part of a storage whose rows lie apart: these move together. A storage that
-// anything else than a tensor refers to stays whole. A value of `dropped` that is also somewhere
-// else in `root` than `dropped` names it, as often as it is there, keeps its values.
+// Trims the storages to the bytes that tensors reachable from `root`, a value of `archive`, use
+// once those in `dropped` have lost their values. Values, shapes and sharing stay. Strides stay
+// too, except for a tensor with gaps between its rows that is alone in its part of a storage: its
+// rows move together. A storage that anything other than a tensor refers to stays whole. A value of
+// `dropped` keeps its values if it occurs in `root` more often than `dropped` names it.
 //
-// Throws CorruptError as TorchArchive::info, UnsupportedError for storages of types that this
-// library does not know and for the views of storages that the legacy form may hold.
+// Throws CorruptError as TorchArchive::info. Throws UnsupportedError for storages of unknown types,
+// and for the views of storages that the legacy form may hold.
 TrimmedStorages trim_storages(const TorchArchive& archive, const pickle::Value& root,
                               const std::vector<pickle::Value>& dropped);
 

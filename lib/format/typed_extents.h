@@ -1,5 +1,4 @@
-// Where the tensors of a file lie, and of what type they are: all that a tool has to know that
-// keeps files as they are.
+// The places and types of a file's tensors: enough for a tool that keeps files as they are.
 #pragma once
 
 #include <vector>
@@ -17,13 +16,13 @@ struct TypedExtent {
   DType dtype = DType::uint8;
 };
 
-// Of a torch archive (its storages) or a safetensors file: by offset; none overlap, none are empty.
-// Throws what opening it throws.
+// The tensors of a safetensors file, or the storages of a torch archive, sorted by offset. None
+// overlap, none are empty. Throws the errors of opening it.
 std::vector<TypedExtent> typed_extents(const InputFiles& files, FileId id,
                                        SharedPickles* shared = nullptr);
 
-// The whole of a file of `size` bytes as the content of `out`: `parts`, which are as those of
-// typed_extents(), as what they are, and all between them as bytes.
+// Puts the whole file, of `size` bytes, as the content of `out`. `parts`, as from typed_extents(),
+// keep their types; all other bytes are plain.
 void put_file(PlanBuilder& plan, OutputId out, FileId file, uint64_t size,
               const std::vector<TypedExtent>& parts);
 

@@ -36,12 +36,12 @@ struct ZipEntry {
 
 // Reads the directory of a zip file. Immutable after open; any thread. Does not own the file.
 //
-// open() throws CorruptError (with the offset) for anything that is not a whole, consistent zip:
-// no end record, a directory outside the file, overlapping records, sizes beyond the file, anything
-// before the first record or between the directory and the end records, and whatever torch, Python
-// and others may understand differently: a second end record, or one whose comment does not end
-// with the file, names that are the same but for their case, that are longer than torch reads, have
-// control characters or a second one in an extra field;
+// open() throws CorruptError (with the offset) for anything that is not a whole, consistent zip.
+// That is: no end record, a directory outside the file, overlapping records, sizes beyond the file,
+// bytes before the first record or between the directory and the end records. It also refuses files
+// that torch, Python and others may understand differently. Such are a second end record, or one
+// whose comment does not end with the file. Such are names that differ only in case, are longer
+// than torch reads, have control characters, or occur a second time in an extra field. It throws
 // UnsupportedError for compressed or encrypted records and multi-disk archives. A comment at the
 // end is fine. Nothing is allocated from a count or a size before it is checked against the file's
 // size. Move-only.
@@ -52,8 +52,8 @@ class ZipReader {
 
   // `file` must outlive the reader.
   static ZipReader open(const InputFile& file, FileId id);
-  // A zip that is `part` of the file, as one of torch.distributed.checkpoint's is. All offsets are
-  // counted from the start of the file.
+  // A zip that is `part` of the file, like one of torch.distributed.checkpoint's. All offsets count
+  // from the start of the file.
   static ZipReader open(const InputFile& file, const Extent& part,
                         Records records = Records::stored);
   ZipReader(ZipReader&&) noexcept = default;
@@ -65,22 +65,22 @@ class ZipReader {
   // The entry called `name`, or nullptr.
   const ZipEntry* find(std::string_view name) const;
 
-  // False if all records have a CRC32 of 0: torch.serialization.set_crc32_options(False) writes
-  // such files, and nothing can be checked then.
+  // False if all records have a CRC32 of 0, as torch.serialization.set_crc32_options(False) writes
+  // them. Then nothing can be checked.
   bool has_checksums() const { return has_checksums_; }
 
-  // Where the data of `entry` lies, deflated if it is. Reads its local header (APPNOTE 4.3.7) and
-  // checks it against the directory: CorruptError if they disagree, or if more than a data
+  // The place of an entry's data, deflated or not. Reads its local header (APPNOTE 4.3.7) and
+  // compares it with the directory. Throws CorruptError if they disagree, or if more than a data
   // descriptor lies between the data and the next record.
   Extent data(const ZipEntry& entry) const;
-  // The data as it is stored, its CRC32 checked: CorruptError on a mismatch.
+  // The stored data. Throws CorruptError if its CRC32 is wrong.
   std::vector<std::byte> read(const ZipEntry& entry) const;
-  // The same without keeping the data.
+  // The same check without keeping the data.
   void check(const ZipEntry& entry) const;
-  // data(), with all else that the file has of `entry` checked: whoever copies the record whole
-  // copies that too. CorruptError where the local header, torch's padding in it or the data
-  // descriptor are not what the directory says. Versions are not compared: writers raise them on
-  // the way.
+  // data(), with a check of everything else in the file that belongs to `entry`, for callers that
+  // copy the whole record. Throws CorruptError if the local header, torch's padding in it or the
+  // data descriptor contradict the directory. Versions are not compared: writers raise them on the
+  // way.
   Extent check_frame(const ZipEntry& entry) const;
 
  private:
@@ -98,28 +98,28 @@ class ZipReader {
   std::vector<uint32_t> by_name_;  // indices of entries_, in the order of their names
 };
 
-// The zips that a file consists of, if it is nothing but whole ones, each where the one before
-// ends: what torch.distributed.checkpoint writes. Else none. Reads the file from end to end.
+// The zips in a file that consists of whole zips, each beginning where the one before ends, as
+// torch.distributed.checkpoint writes them. Else none. Reads the file from end to end.
 std::vector<Extent> zips_in_a_row(const InputFile& file, FileId id);
 
-// Lays out a zip file in a plan, the way torch's writer would have written it: local headers with
-// flags 0x0808 and CRC and sizes 0, data at multiples of 64 ("FB" extra field of 'Z' bytes), a data
-// descriptor after every non-empty record, central directory, zip64 end records, end record. The
-// CRCs of records that come from a source are digests of the plan.
+// Lays out a zip file in a plan, as torch's writer would write it. Local headers have flags 0x0808,
+// and 0 as CRC and sizes. Data begins at multiples of 64 (an "FB" extra field of 'Z' bytes). A data
+// descriptor follows every non-empty record. Then come the central directory, the zip64 end records
+// and the end record. The CRCs of records with a source are digests of the plan.
 class ZipLayout {
  public:
   // `prefix` is the archive's top folder ("pytorch_model"); records are named prefix/NAME.
   explicit ZipLayout(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  // Records in the order they are to be written; a source's elements follow each other row-major.
+  // Adds a record; records are written in this order. A source's elements are written row-major.
   void add(std::string_view name, std::string bytes);
   void add(std::string_view name, TensorSource data);
 
   // Adds the output `path` to the plan, with every byte of it.
   OutputId lay_out(PlanBuilder& plan, std::string path) &&;
 
-  // All of a zip but the elements of its one record from a source: it is the same for all sources
-  // of that size, wherever in a file the zip lies.
+  // A zip without the elements of its one record from a source. It is the same for all sources of
+  // that size, wherever in a file the zip lies.
   struct Frame {
     std::string head;               // what comes before the elements; all if there are none
     uint64_t elements = 0;          // bytes of them
@@ -139,9 +139,9 @@ class ZipLayout {
     uint64_t size = 0;
   };
   struct Placed;
-  // Where each record goes; `end` becomes the end of the directory.
+  // The place of each record; `end` becomes the end of the directory.
   std::vector<Placed> place(const std::string& path, uint64_t& end) const;
-  // What comes behind the directory.
+  // The bytes behind the directory.
   std::string end_of(const std::vector<Placed>& placed, uint64_t directory_end) const;
   template <typename Sink>
   void write(const std::vector<Placed>& placed, std::string_view end, Sink& sink) const;

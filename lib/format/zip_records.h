@@ -1,5 +1,5 @@
-// The constants of a zip's records, shared by reader and writer. APPNOTE section numbers as given;
-// byte layout in FORMATS.md.
+// The constants of a zip's records, shared by reader and writer, with APPNOTE section numbers. Byte
+// layout in FORMATS.md.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +27,16 @@ inline constexpr uint16_t kDescriptorFlag = 1 << 3;
 inline constexpr uint16_t kUtf8Flag = 1 << 11;
 inline constexpr uint16_t kEncryptionFlags = 1 << 0 | 1 << 6 | 1 << 13;
 
-// 4.4.15, external attributes as MS-DOS has them, which miniz looks at whatever system they are of.
+// 4.4.15, external attributes of MS-DOS. miniz reads them whatever system they are from.
 inline constexpr uint32_t kFolderAttribute = 1 << 4;
 
 inline constexpr uint16_t kDeflated = 8;  // 4.4.5
 
-// The longest name that miniz gives whole, as torch asks it (MZ_ZIP_MAX_ARCHIVE_FILENAME_SIZE).
+// The longest name that torch gets whole from miniz (MZ_ZIP_MAX_ARCHIVE_FILENAME_SIZE).
 inline constexpr size_t kMaxName = 511;
 
 inline constexpr uint16_t kZip64Extra = 0x0001;  // 4.5.3
-// 4.6.9, Info-ZIP's: another name, which newer Pythons take.
+// 4.6.9, Info-ZIP's: another name, which newer Pythons use.
 inline constexpr uint16_t kUnicodePathExtra = 0x7075;
 // "FB": torch's padding, a run of 'Z' that brings the data to a multiple of kAlignment.
 inline constexpr uint16_t kPaddingExtra = 0x4246;
