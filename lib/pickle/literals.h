@@ -1,4 +1,4 @@
-// The texts that STRING and UNICODE lines of pickles spell. For the pickle sources only.
+// Decodes the texts in STRING and UNICODE lines of pickles. For the pickle sources only.
 #pragma once
 
 #include <string>

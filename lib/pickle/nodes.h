@@ -1,4 +1,4 @@
-// What a Document is made of. For the pickle sources only.
+// The nodes of a Document. For the pickle sources only.
 //
 // Nodes live in deques of their own type, so addresses are stable and destruction is flat however
 // deep the values nest. Text and tuple elements live in an arena.
@@ -26,7 +26,7 @@ struct Node {
   Kind kind;
   bool called = false;  // a CalledBytesNode
   bool helper = false;  // made by the writer to spell another value
-  // While it is written only, by one writer at a time: `mark` is its number in the memo.
+  // Used only while it is written, by one writer at a time: `mark` is its number in the memo.
   mutable bool memoised = false;
   // While parsing 0: not visited; 1: open; otherwise height + 2.
   mutable uint32_t mark = 0;
@@ -83,7 +83,7 @@ struct PersistentNode : Node {
   Value id;
 };
 
-// The inside of a Value.
+// Access to the inside of a Value.
 struct Access {
   static Node* node(const Value& value) { return value.is_inline() ? nullptr : value.node_; }
   template <typename T>
@@ -234,10 +234,10 @@ inline bool is_container(Kind kind) {
          kind == Kind::persistent;
 }
 
-// The name Python 2 knew a Python 3 global by: fix_imports of Python's pickle, _compat_pickle.py.
+// The Python 2 name of a Python 3 global: fix_imports of Python's pickle, _compat_pickle.py.
 std::pair<std::string_view, std::string_view> python2_name(std::string_view module,
                                                            std::string_view name);
-// The name that Python 3 takes a Python 2 global's for; the same if it has no other.
+// The name that Python 3 reads for a Python 2 global; the same if it has no other.
 std::pair<std::string_view, std::string_view> python3_name(std::string_view module,
                                                            std::string_view name);
 
@@ -246,7 +246,7 @@ void append_utf8(std::string& out, uint32_t code_point);
 // True if `text` is UTF-8 as Python writes it with "surrogatepass".
 bool is_utf8(std::string_view text);
 bool is_ascii(std::string_view text);
-// A little-endian two's complement without the top bytes that only repeat its sign.
+// A little-endian two's complement number without the top bytes that only repeat its sign.
 std::string_view shortest(std::string_view number);
 
 }  // namespace dsckpt::pickle

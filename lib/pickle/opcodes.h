@@ -1,6 +1,6 @@
-// The opcodes of pickles: what they are called, and how their arguments lie in the bytes. For the
-// pickle sources, and for who writes millions of values without a Document. Source of truth:
-// CPython's Lib/pickletools.py.
+// The opcodes of pickles: their names and the form of their arguments. For the pickle sources, and
+// for code that writes millions of values without a Document. Source of truth: CPython's
+// Lib/pickletools.py.
 #pragma once
 
 #include <array>
@@ -79,7 +79,7 @@ enum Opcode : uint8_t {
   kReadOnlyBuffer = 0x98,
 };
 
-// How the argument of an opcode lies behind it.
+// The form of the argument behind an opcode.
 enum class ArgumentForm : uint8_t {
   none,
   uint1,  // little-endian numbers of so many bytes
@@ -103,7 +103,7 @@ struct OpcodeInfo {
 // By opcode.
 extern const std::array<OpcodeInfo, 256> kOpcodes;
 
-// What stands behind an opcode; nothing where its form has none.
+// The argument of an opcode; fields that its form lacks are empty.
 template <typename Text>
 struct Argument {
   uint64_t number = 0;    // of int4 with its sign extended, of float8 its bits
@@ -111,9 +111,9 @@ struct Argument {
   Text second_text = {};  // of the second line
 };
 
-// Reads the argument of `opcode` at `cursor` and moves behind it. A Cursor is like a ByteReader: it
-// has read<Number>(), and text(size) and line() that return a text of its kind. length(size) checks
-// the length of a counted_int4. Throws what these throw.
+// Reads the argument of `opcode` at `cursor` and moves behind it. A Cursor is like a ByteReader. It
+// has read<Number>(), and text(size) and line(), which return a text of its kind; length(size)
+// checks the length of a counted_int4. Throws the errors of the cursor.
 template <typename Cursor>
 auto read_argument(Cursor& cursor, uint8_t opcode) {
   Argument<decltype(cursor.line())> argument;

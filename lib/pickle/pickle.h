@@ -1,8 +1,8 @@
 // Pickles as data.
 //
 // A machine for protocols 0 to 5 that builds values and never imports, constructs or calls
-// anything. What Python would build by calling a class becomes an Object that records the class's
-// name, the arguments, and whatever state and items were to be put into it. Opcodes after CPython's
+// anything. Where Python would call a class to build a value, this makes an Object. It records the
+// class's name, the arguments, and the state and items for it. Opcodes follow CPython's
 // Lib/pickletools.py.
 //
 // A Document owns every value of one pickle. A Value is a small handle into it: copy it freely,
@@ -54,7 +54,7 @@ struct DictNode;
 struct ObjectNode;
 class Value;
 
-// The kind, and of globals and objects the name: "object of posix.system". For messages.
+// The kind, and the name of globals and objects: "object of posix.system". For messages.
 std::string describe(const Value& value);
 
 // A handle. Default: None. The typed accessors throw CorruptError that names both kinds if the
@@ -77,8 +77,8 @@ class Value {
   std::span<const Value> as_sequence() const;  // tuple, list, set, frozen_set
   // A tuple or list; empty for anything else.
   std::span<const Value> sequence_or_empty() const;
-  // dict, or an object that is a mapping: one that keys were set in, or an (empty) OrderedDict,
-  // defaultdict or Counter of collections
+  // A dict, or an object that is a mapping: one with keys set in it, or an (empty) OrderedDict,
+  // defaultdict or Counter of collections.
   const DictNode& as_dict() const;
   const ObjectNode& as_object() const;
   // module and name of a global
@@ -88,11 +88,11 @@ class Value {
 
   // True if this is a dict or a dict-like object (as_dict would succeed).
   bool is_mapping() const;
-  // The value under a string key of a mapping; nullopt if there is none. Throws if not a mapping.
+  // The value of a string key of a mapping; nullopt if there is none. Throws if it is no mapping.
   std::optional<Value> find(std::string_view key) const;
-  // The same, but a missing key is a CorruptError that names it.
+  // The same, but a missing key throws a CorruptError that names it.
   Value at(std::string_view key) const;
-  // The same, but None if there is none or this is not a mapping at all.
+  // The same, but None if there is no such key or it is no mapping.
   Value find_or_none(std::string_view key) const;
 
   // The node's address: equal for two references to one Python object; nullptr for None, bool,
@@ -112,8 +112,8 @@ class Value {
   };
 };
 
-// Insertion-ordered, as Python's dict: a string or integer key that comes again replaces the value
-// and keeps its place; keys of other kinds are kept as they come. Change it through
+// Insertion-ordered, as Python's dict. A string or integer key that occurs again replaces the value
+// and keeps its place. Keys of other kinds are all kept, in their order. Change it through
 // Document::set_item.
 struct DictNode {
   std::vector<std::pair<Value, Value>> items;
@@ -134,7 +134,7 @@ struct DictNode {
   std::vector<Slot> slots_;
 };
 
-// What Python would have made by calling `callable` with `arguments`.
+// An object that Python would make by calling `callable` with `arguments`.
 struct ObjectNode {
   enum class Made : uint8_t { reduce, newobj, newobj_ex, inst };
   Made made = Made::reduce;
@@ -152,29 +152,29 @@ struct ObjectNode {
   }
 };
 
-// Every limit is checked before anything of that size is allocated. Values beyond one are a
-// CorruptError.
+// Limits are checked before anything of that size is allocated. Beyond one, a CorruptError is
+// thrown.
 struct Limits {
   uint64_t max_bytes = uint64_t{4} << 30;  // of the pickle
   uint32_t max_depth = 1000;               // nesting of containers in the result
 };
 
-// Told of what a pickle does while it is parsed, in the order in which Python would do it, with all
-// values as they are then. `at` is the offset of the opcode.
+// Gets the events of a pickle while it is parsed, in the order in which Python would execute them.
+// All values are as they are at that time. `at` is the offset of the opcode.
 class Witness {
  public:
-  // A global comes onto the stack: by its name, or again from the memo.
+  // A global comes onto the stack, by its name or from the memo.
   virtual void named(const Value& global, uint64_t at) = 0;
   // A call, whose result is `result`: an object, or bytes.
   virtual void called(const Value& callable, const Value& arguments, const Value& result,
                       uint64_t at) = 0;
-  // An object was given the state that it has now; items, or keys with values, are put into one.
+  // An object was given its present state, or items, or keys with values.
   virtual void built(const Value& object, uint64_t at) = 0;
   virtual void filled(const Value& object, bool with_keys, uint64_t at) = 0;
   virtual void persistent(const Value& persistent, uint64_t at) = 0;
-  // A tuple or an object becomes a key of a dict, or is put into a set.
+  // A tuple or an object becomes a key of a dict, or an element of a set.
   virtual void hashed(const Value& value, uint64_t at) = 0;
-  // Bytes as they stand in the pickle, or as a call spells them.
+  // Bytes as they are in the pickle, or as a call spells them.
   virtual void bytes(std::string_view bytes, uint64_t at) = 0;
   // STOP.
   virtual void stopped(const Value& root) = 0;
@@ -190,29 +190,30 @@ class Document {
   Document(Document&&) noexcept;
   Document& operator=(Document&&) noexcept;
 
-  // Parses one pickle at the start of `bytes` (not kept). `consumed`, if given, becomes the length
-  // up to and with STOP; without it trailing bytes are an error. Throws CorruptError with the
-  // offset of the opcode or its argument (counted from `base`) for anything that is not a whole
-  // pickle, for nesting deeper than `limits` allow, for extension codes and out-of-band buffers,
-  // which nothing here can resolve, and for what no pickler writes, though Python reads it: DUP, a
-  // protocol that is not said first, memo indices that are not plain decimals or are larger than
-  // the bytes before them have values. Time and memory are linear in the pickle's length.
+  // Parses one pickle at the start of `bytes` (not kept). If given, `consumed` becomes the length
+  // up to and including STOP; otherwise trailing bytes are an error. Throws CorruptError for
+  // anything that is not a whole pickle, and for nesting deeper than `limits` allow. It has the
+  // offset of the opcode or its argument, counted from `base`. Extension codes and out-of-band
+  // buffers cannot be resolved, and are refused too. So are things that Python reads and no pickler
+  // writes. These are DUP, a protocol that does not come first, and memo indices that are no plain
+  // decimals, or larger than the number of values that the bytes before could hold. Time and memory
+  // are linear in the pickle's length.
   static Document parse(ByteSpan bytes, uint64_t base = 0, size_t* consumed = nullptr,
                         const Limits& limits = {});
-  // Parses in the same way, and tells `witness`. Returns what was consumed, and keeps nothing:
-  // texts are not copied meanwhile. The values live as long as the call.
+  // Parses in the same way, and tells `witness`. Returns the length consumed, and keeps nothing:
+  // texts are not copied. The values live as long as the call.
   static size_t parse_for(Witness& witness, ByteSpan bytes, uint64_t base = 0,
                           const Limits& limits = {});
 
   const Value& root() const { return root_; }
   void set_root(Value value) { root_ = value; }
 
-  // Every distinct global named anywhere in the pickle, also by values that were dropped again, as
-  // "module.name", in order of first appearance.
+  // Every distinct global named in the pickle, even by values that were dropped, as "module.name",
+  // in order of first appearance.
   const std::vector<std::string>& globals() const { return globals_; }
 
-  // True if the parsed root contains itself somewhere. Only then can a walk that does not mark
-  // where it has been fail to end. Shared values can make such a walk long in any document.
+  // True if the parsed root contains itself. Only then can a walk without marks run forever. In any
+  // document, shared values can make such a walk long.
   bool is_cyclic() const { return cyclic_; }
 
   // Building. Values of other documents must not be put into this one.
@@ -220,10 +221,10 @@ class Document {
   static Value boolean(bool value);
   static Value integer(int64_t value);
   static Value real(double value);
-  // From little-endian two's complement of any length; an integer if it fits one.
+  // From little-endian two's complement of any length; an integer if the value fits one.
   Value big_integer(std::string_view twos_complement);
   Value string(std::string_view text);  // a new node each time
-  // The same node for the same text, as CPython's interned names.
+  // The same node for the same text, like CPython's interned names.
   Value intern(std::string_view text);
   Value bytes(std::string_view data);
   Value byte_array(std::string_view data);
@@ -242,10 +243,10 @@ class Document {
 
   // The copies of values of other documents, by Value::identity().
   using Copies = std::unordered_map<const void*, Value>;
-  // Copies `value`, of another document, with all that it refers to; cycles are no trouble. What
-  // `copies` knows is not copied again, so sharing is kept, also between calls with the same
-  // `copies`, as long as the other documents live. `persistent` is called once for each persistent
-  // value, in no particular order, and returns the value of this document that takes its place.
+  // Copies `value`, of another document, with everything it refers to, cycles too. Values in
+  // `copies` are not copied again. So sharing is kept, also between calls with the same `copies`,
+  // as long as the other documents live. `persistent` is called once for each persistent value, in
+  // no particular order. It returns the value of this document that takes its place.
   Value copy(const Value& value, Copies& copies,
              const std::function<Value(const Value& persistent)>& persistent);
 
@@ -261,14 +262,14 @@ class Document {
   bool cyclic_ = false;
 };
 
-// Writes `root` as protocol 2, memoising exactly as CPython's C pickler does, so that a value tree
-// with the same sharing gives the bytes that pickle.dumps(obj, protocol=2) gives. bytes, sets,
-// keyword arguments, nested classes and Python 3 names follow Python's own protocol-2 mapping
+// Writes `root` as protocol 2, memoising exactly as CPython's C pickler does. So a value tree with
+// the same sharing gives the bytes of pickle.dumps(obj, protocol=2). bytes, sets, keyword
+// arguments, nested classes and Python 3 names follow Python's own protocol-2 mapping
 // (_codecs.encode, __builtin__...). Cycles through lists, dicts and objects are written as such.
-// Throws UnsupportedError for values nested deeper than `max_depth` (cycles through tuples alone
-// included), for texts of 4 GiB and more and for global names that protocol 2 cannot spell.
-// `persistent` is told of each persistent value as often as it is written. A document is written by
-// one thread at a time, and not while others read it.
+// Throws UnsupportedError for values nested deeper than `max_depth`, which includes cycles through
+// tuples alone. Throws it also for texts of 4 GiB and more, and global names that protocol 2 cannot
+// spell. `persistent` is called each time a persistent value is written. Only one thread at a time
+// may write a document, and none may read it then.
 std::string write_protocol2(const Value& root, uint32_t max_depth = 1000,
                             const std::function<void(const Value&)>& persistent = {});
 

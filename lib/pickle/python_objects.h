@@ -1,4 +1,4 @@
-// Objects of Python that checkpoints are made of, as pickles have them.
+// Python objects in checkpoints, in their pickled form.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace dsckpt {
 
-// The elements of a list or a tuple. Throws CorruptError for anything else, sets too.
+// The elements of a list or a tuple. Throws CorruptError for anything else, even sets.
 std::span<const pickle::Value> list_or_tuple(const pickle::Value& value);
 
 // torch.Size(shape).
@@ -19,8 +19,8 @@ pickle::Value torch_size(pickle::Document& document, const Shape& shape);
 // An empty collections.OrderedDict.
 pickle::Value ordered_dict(pickle::Document& document);
 
-// The lr_scheduler of a run before its first step: DeepSpeed's schedules take the number of the
-// last batch from it, torch's keep their own where it has nothing for them.
+// The lr_scheduler of a run before its first step. DeepSpeed's schedules take the number of the
+// last batch from it. torch's schedules keep their own values where it has none.
 pickle::Value first_lr_scheduler(pickle::Document& document);
 
 }  // namespace dsckpt

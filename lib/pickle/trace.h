@@ -1,11 +1,12 @@
-// What a pickle names and what it does with it, however broken it is.
+// Traces the names in a pickle and their uses, however broken the pickle is.
 //
-// Document::parse wants a whole pickle, and values that make sense. A trace wants neither: Python
-// runs a pickle opcode by opcode, so what stands before a break has been run by then. Values are
-// not built; a trace only follows which of them are names, what is called, and which texts a name
-// could be made of. Where Python would stop with an error and the bytes can still be told apart, a
-// trace goes on, so that it sees at least what any unpickler does. It explains what Document::parse
-// refuses, and tells where no unpickler goes on: until there, bytes that are no pickle do nothing
+// Document::parse needs a whole pickle with sensible values; a trace does not. Python runs a pickle
+// opcode by opcode, so everything before a break has already run. A trace builds no values. It only
+// follows which of them are names, which are called, and which texts could make up a name. It goes
+// on where Python would stop with an error, if the bytes can still be told apart. So it sees at
+// least as much as any unpickler. It explains why Document::parse refuses a pickle, and finds the
+// place where every unpickler stops. Up to there, bytes that are no pickle are harmless if they
+// name nothing.
 // if they name nothing.
 #pragma once
 
@@ -18,7 +19,7 @@
 
 namespace dsckpt::pickle {
 
-// What a pickle does with something that it names; flags.
+// The uses that a pickle makes of something that it names; flags.
 enum Use : uint16_t {
   kNamed = 1,          // put into a value, or dropped
   kCalled = 2,         // by REDUCE, INST or OBJ
@@ -51,7 +52,7 @@ struct NamedGlobal {
   std::string name;     // names of more than 1000 bytes are cut off there; an extension's number
   uint64_t offset = 0;  // of the opcode that first names it, in the source
   unsigned uses = 0;    // of enum Use
-  // Of getattr alone, and only where `uses` is 0: everything it was called for.
+  // For getattr alone, and only if `uses` is 0: everything it was called for.
   std::vector<Attribute> attributes;
 };
 
@@ -60,27 +61,27 @@ struct Trace {
 
   std::vector<NamedGlobal> globals;  // in order of first appearance, each one once
   uint64_t end = 0;                  // after STOP, or of the opcode that could not be read
-  // Why the pickle did not come to its STOP; "" if it did.
+  // The reason why the pickle did not reach its STOP; "" if it did.
   std::string problem;
-  bool is_cut = false;  // the problem is that it has more than is followed: what comes then counts
+  bool is_cut = false;  // the problem is a pickle too large to follow; the rest of it still counts
   bool is_truncated = false;  // the problem is that the bytes end
   // The first opcode that ends every unpickler with an error; kNowhere if there is none.
   uint64_t died = kNowhere;
-  // The first memo index before that which is larger than the number of bytes that come before it:
-  // Python's memo gets as large as that.
+  // The first memo index before `died` that exceeds the number of bytes before it: Python's memo
+  // grows to that size.
   uint64_t far_index = 0;
   bool whole() const { return problem.empty(); }
 };
 
-// Traces the pickle at the start of `source`. copyreg's functions that make an object of a class
-// count as calls of that class too. Throws only what reading `source` throws. Time is linear in the
-// length, and memory in the number of values that the pickle keeps, which is bounded; long texts
-// are passed by.
+// Traces the pickle at the start of `source`. Calls of copyreg's functions that make an object
+// count as calls of its class too. Throws only the errors of reading `source`. Time is linear in
+// the length. Memory is linear in the number of values that the pickle keeps, which is bounded.
+// Long texts are skipped.
 Trace trace(const ByteSource& source);
 
-// The length of the pickle at the start of `source` up to and with its STOP, by its opcodes alone.
-// Throws CorruptError, with the offset counted from `base`, if there is another byte among them or
-// the bytes end. Long texts are passed by.
+// The length of the pickle at the start of `source` up to and including its STOP, by its opcodes
+// alone. Throws CorruptError, with the offset counted from `base`, for a byte that is no opcode and
+// if the bytes end. Long texts are skipped.
 uint64_t length(const ByteSource& source, uint64_t base = 0);
 
 }  // namespace dsckpt::pickle
