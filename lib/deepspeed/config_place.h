@@ -1,4 +1,4 @@
-// How messages speak of a configuration: where a value stands, and what number it is.
+// The place of a value in a configuration, and its number, for messages.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace dsckpt {
 
-// How deeply the values of a configuration may be nested.
+// The most levels of a configuration's values.
 inline constexpr size_t kMaxConfigDepth = 100;
 
-// Where a walk through a configuration stands; lives as long as the call for that place.
+// The place of a walk through a configuration; lives as long as the call for that place.
 struct ConfigPlace {
   const ConfigPlace* outer = nullptr;
   std::string_view key;
@@ -27,7 +27,7 @@ struct ConfigPlace {
   [[noreturn]] void unsupported(const std::string& message) const;
 };
 
-// float.__repr__, or Python's json for those that are no numbers.
+// float.__repr__, or the form of Python's json for infinities and NaN.
 std::string python_repr(double value);
 
 }  // namespace dsckpt

@@ -1,7 +1,7 @@
-// What DeepSpeed's configuration makes of an engine.
+// The engine that DeepSpeed would make of a configuration.
 //
-// Keys, aliases, defaults and types after deepspeed/runtime/config.py, zero/config.py and
-// precision_config.py; the choice of the optimizer's wrapper after engine.py
+// Keys, aliases, defaults and types follow deepspeed/runtime/config.py, zero/config.py and
+// precision_config.py. The choice of the optimizer's wrapper follows engine.py
 // _do_optimizer_sanity_check.
 #pragma once
 
@@ -20,7 +20,7 @@ std::string_view to_string(Precision precision);
 enum class OffloadDevice : uint8_t { none, cpu, nvme };
 std::string_view to_string(OffloadDevice device);
 
-// The section fp16, which also holds what the ZeRO optimizers of the other precisions are given.
+// The section fp16, which also configures the ZeRO optimizers of the other precisions.
 struct LossScaleConfig {
   double loss_scale = 0;  // 0: dynamic
   int64_t initial_scale_power = 16;
@@ -33,7 +33,7 @@ struct LossScaleConfig {
   bool operator==(const LossScaleConfig&) const = default;
 };
 
-// What decides how an engine lays its state out, under DeepSpeed's names and with its defaults.
+// The settings that decide the layout of an engine's state, with DeepSpeed's names and defaults.
 struct EngineConfig {
   int zero_stage = 0;  // 0 to 3
   Precision precision = Precision::fp32;
@@ -51,7 +51,7 @@ struct EngineConfig {
   bool legacy_stage1 = false;
   bool zenflow = false;  // whether the section is there
 
-  // "" where the program brings its own optimizer; in lower case if it is one of DeepSpeed's names.
+  // "" if the program brings its own optimizer; in lower case for one of DeepSpeed's names.
   std::string optimizer_type;
   bool torch_adam = false;
 
@@ -65,23 +65,23 @@ struct EngineConfig {
   std::optional<int64_t> train_micro_batch_size_per_gpu;
   std::optional<int64_t> gradient_accumulation_steps;
 
-  // Whether the optimizer that the configuration names is DeepSpeed's FusedAdam; nullopt where it
-  // names none. engine.py _configure_basic_optimizer.
+  // True if the optimizer of the configuration is DeepSpeed's FusedAdam; nullopt if it has none.
+  // engine.py _configure_basic_optimizer.
   std::optional<bool> uses_fused_adam() const;
 
   bool operator==(const EngineConfig&) const = default;
 };
 
-// null and Hugging Face's "auto" count as absent. Deprecated keys count as what they became
-// (cpu_offload, cpu_offload_param, a bare flag as zero_optimization, bfloat16). Throws UsageError
-// that names the key ("zero_optimization.stage: is a string") for a wrong type or a value that
-// DeepSpeed refuses, and for fp16 and bf16 at once; numbers and flags written as strings are
-// refused, though DeepSpeed understands some.
+// null and Hugging Face's "auto" count as absent. Deprecated keys count as their successors
+// (cpu_offload, cpu_offload_param, a bare flag as zero_optimization, bfloat16). Throws UsageError,
+// which names the key ("zero_optimization.stage: is a string"), for a wrong type or a value that
+// DeepSpeed refuses. fp16 together with bf16 is an error too. Numbers and flags written as strings
+// are refused, though DeepSpeed understands some.
 EngineConfig engine_config(const nlohmann::ordered_json& config);
 
 // The wrapper of an engine without pipeline stages. `fused_adam`: the optimizer inside is
-// DeepSpeed's FusedAdam. Throws UsageError for what DeepSpeed refuses and UnsupportedError for
-// ZenFlow, whose layout is another one.
+// DeepSpeed's FusedAdam. Throws UsageError for combinations that DeepSpeed refuses,
+// UnsupportedError for ZenFlow, which has another layout.
 EngineWrapper wrapper_of(const EngineConfig& config, bool fused_adam);
 
 }  // namespace dsckpt

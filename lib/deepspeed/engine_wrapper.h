@@ -1,5 +1,5 @@
-// What DeepSpeed's engine wraps an optimizer in, which lays the optimizer's states out in a
-// checkpoint.
+// The wrapper that DeepSpeed's engine puts around an optimizer. It decides the layout of the
+// optimizer states in a checkpoint.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace dsckpt {
 
-// engine.py _do_optimizer_sanity_check, and which wrapper it configures then.
+// engine.py _do_optimizer_sanity_check, and the wrapper that it then configures.
 enum class EngineWrapper : uint8_t {
   plain,           // nothing: stage 0 in fp32
   fp16_unfused,    // FP16_UnfusedOptimizer: stage 0 in fp16 or bf16

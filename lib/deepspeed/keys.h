@@ -1,5 +1,5 @@
-// The key strings of DeepSpeed's checkpoints, each once, under the name DeepSpeed gives it in
-// deepspeed/checkpoint/constants.py (or the engine, where it has none).
+// The key strings of DeepSpeed's checkpoints, each once. Their names are those of
+// deepspeed/checkpoint/constants.py, or of the engine if it has none.
 #pragma once
 
 #include <string_view>
@@ -55,8 +55,7 @@ inline constexpr std::string_view kZeroPartitionGroups = "ds_zero_partition_grou
 inline constexpr std::string_view kFp32Groups = "fp32_groups";
 inline constexpr std::string_view kFp32GroupsFlat = "fp32_groups_flat";
 
-// Not DeepSpeed's: "weights" in what ckpt-pack strip has made of model-states and optimizer-states
-// files.
+// Not DeepSpeed's: "weights" in model-states and optimizer-states files that ckpt-pack strip made.
 inline constexpr std::string_view kStripped = "dsckpt_stripped";
 
 // universal_checkpoint_info of model-states files.
@@ -73,7 +72,7 @@ inline constexpr std::string_view kSubParamShardWidths = "sub_param_shard_widths
 inline constexpr std::string_view kAffineMap = "affine_map";
 inline constexpr std::string_view kAutoTpUnsupported = "autotp_unsupported_parameter_patterns";
 
-// PipelineModule: what the names of tied layers begin with.
+// PipelineModule: the prefix of the names of tied layers.
 inline constexpr std::string_view kTiedModules = "tied_modules.";
 
 }  // namespace dsckpt::keys

@@ -1,8 +1,8 @@
-// The configuration (ds_config) of the run that saved a checkpoint, as far as it is understood.
+// The understood part of the configuration (ds_config) of the run that saved a checkpoint.
 //
-// DeepSpeed saves what it was given, which may be the path of a file, and programs change it. A
-// reader must not stop for that: each field that is missing, of another type or "auto" counts as
-// absent, and a configuration that is no dict as one without fields.
+// DeepSpeed saves the configuration that it was given, which may be the path of a file, and
+// programs change it. A reader must not fail for that. A field that is missing, of another type or
+// "auto" counts as absent. A configuration that is no dict has no fields.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace dsckpt {
 
-// What it says of an optimizer on NVMe. zero/offload_config.py, swap_tensor/aio_config.py.
+// Settings for an optimizer on NVMe. zero/offload_config.py, swap_tensor/aio_config.py.
 struct OffloadConfig {
   bool nvme = false;  // zero_optimization.offload_optimizer.device
   // The type of masters and states: bf16.bf16_master_weights_and_grads,
@@ -29,7 +29,7 @@ struct OffloadConfig {
 };
 
 struct RunConfig {
-  bool saved = false;                  // whether it is in the files as a dict
+  bool saved = false;                  // true if the files have it as a dict
   bool bf16 = false;                   // bf16.enabled
   std::optional<int64_t> zero_stage;   // zero_optimization.stage, 0 if there is no such section
   bool round_robin_gradients = false;  // zero_optimization
@@ -41,23 +41,23 @@ struct RunConfig {
   // zero_optimization.zenflow is there: weights and states of some elements run ahead of the rest.
   bool zenflow = false;
   OffloadConfig offload;
-  // What it makes of an engine; nullopt if any part of it is not understood.
+  // The engine of this configuration; nullopt if any part of it is not understood.
   std::optional<EngineConfig> engine;
 
-  // Whether flat groups may have another order than the optimizer's: only where the configuration
-  // says nothing against it.
+  // True if flat groups may be ordered otherwise than the optimizer's groups: unless the
+  // configuration excludes it.
   bool may_be_round_robin() const { return !saved || round_robin_gradients; }
 
   bool operator==(const RunConfig&) const = default;
 };
 
-// `offload` is of `optim_states`, the ds_config of the optimizer-states file that refers to swap
-// files; everything else of `model_states`. Each may be any value, None for what is not there.
-// Throws nothing but std::bad_alloc.
+// `offload` is read from `optim_states`, the ds_config of the optimizer-states file that refers to
+// swap files. All else is read from `model_states`. Each may be any value, None if there is none.
+// Throws only std::bad_alloc.
 RunConfig run_config(const pickle::Value& model_states, const pickle::Value& optim_states);
 
-// Of how many ranks the files of a world of `dp_world_size` are, by the ds_config of one: all, but
-// under MiCS.
+// The number of ranks whose files a world of `dp_world_size` has, by one ds_config: all ranks,
+// except under MiCS.
 int64_t saving_ranks(const pickle::Value& ds_config, int64_t dp_world_size);
 
 }  // namespace dsckpt

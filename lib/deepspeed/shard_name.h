@@ -1,4 +1,4 @@
-// The names of shard files, taken apart.
+// Parses the names of shard files.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +28,16 @@ struct ShardName {
   uint32_t expert = 0;        // of kind expert: the global number
 
   bool operator==(const ShardName&) const = default;
-  // The same shard of the same rank, whatever the spelling and prefix.
+  // True for the same shard of the same rank, whatever the spelling and prefix.
   bool same_rank(const ShardName& other) const {
     return kind == other.kind && dp_rank == other.dp_rank && mp_rank == other.mp_rank &&
            layer == other.layer && expert == other.expert;
   }
-  // The file name with ".pt"; "" of kinds layer and universal.
+  // The file name with ".pt"; "" for kinds layer and universal.
   std::string file_name() const;
 };
 
-// "07": how names have ranks of tensor parallelism and layers.
+// "07": the form of tensor-parallel ranks and layers in names.
 std::string two_digits(uint64_t number);
 
 // nullopt if `file_name` (with ".pt") is not the name of a rank's shard.

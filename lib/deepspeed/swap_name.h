@@ -1,7 +1,7 @@
-// The names of swap files, in which an optimizer that is offloaded to NVMe keeps its sub-groups.
+// The names of swap files, which hold the sub-groups of an optimizer that is offloaded to NVMe.
 //
 // Source: deepspeed/runtime/swap_tensor/optimizer_utils.py (OptimizerStateSwapInfo), and stage3.py,
-// which gives a sub-group's tensors their attribute ds_id.
+// which sets the attribute ds_id of a sub-group's tensors.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,16 @@ struct SubGroupId {
   uint64_t first = 0;
   uint64_t last = 0;
 
-  // Throws CorruptError for whatever to_string() does not write.
+  // Throws CorruptError for any text that to_string() does not write.
   static SubGroupId parse(const std::string& ds_id);
   std::string to_string() const;
 
   bool operator==(const SubGroupId&) const = default;
 };
 
-// The file of the tensor `ds_id` of a global rank, below the folder of all of them:
-// "rank03/exp_avg-0_7.tensor.swp". Throws CorruptError if it would not lie in that rank's folder.
+// The file of the tensor `ds_id` of a global rank, relative to the swap folder of all ranks:
+// "rank03/exp_avg-0_7.tensor.swp". Throws CorruptError if it would lie outside of that rank's
+// folder.
 std::filesystem::path swap_file_name(uint64_t rank, const std::string& ds_id);
 
 }  // namespace dsckpt

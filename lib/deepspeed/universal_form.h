@@ -1,6 +1,6 @@
-// How a merged parameter was cut over the tensor-parallel ranks, as far as DeepSpeed's loader has
-// to know to cut it again. These are the keys beside `param` in a universal checkpoint's dicts:
-// deepspeed/checkpoint/ds_to_universal.py merge_tp_slices, universal_checkpoint.py
+// The cut of a merged parameter over the tensor-parallel ranks, as DeepSpeed's loader needs it to
+// cut the parameter again. These are the keys beside `param` in a universal checkpoint's dicts.
+// Source: deepspeed/checkpoint/ds_to_universal.py merge_tp_slices, universal_checkpoint.py
 // load_hp_checkpoint_state.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace dsckpt {
 
-// deepspeed.checkpoint.universal_checkpoint.SubparamShape, with the Python types it was given.
+// deepspeed.checkpoint.universal_checkpoint.SubparamShape, with its original Python types.
 struct SubparamShape {
   struct Dim {
     bool is_tuple = false;       // a tuple of sub-sizes, else one integer (-1: whatever is left)
@@ -29,10 +29,9 @@ struct UniversalForm {
   std::optional<int64_t> cat_dim;
   std::optional<int64_t> n_sub_params;
   std::optional<SubparamShape> sub_param_shape;
-  // The rows that are left when the vocabulary's padding is cut off; the key is vocab_tensor =
-  // True.
+  // The rows without the vocabulary's padding; the key is vocab_tensor = True.
   std::optional<int64_t> vocab_rows;
-  // Set for fused experts (is_expert_param = True): how many there are.
+  // The number of experts, for fused experts only (is_expert_param = True).
   std::optional<int64_t> ep_num_experts;
   bool operator==(const UniversalForm&) const = default;
 };

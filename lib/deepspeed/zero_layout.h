@@ -1,5 +1,5 @@
-// Where ZeRO puts the parameters of an optimizer's groups: the arithmetic of its layouts, for those
-// who read them and those who write them. Layouts in words: checkpoint/LAYOUTS.md.
+// The places of an optimizer's parameters in ZeRO's layouts: arithmetic for readers and writers.
+// checkpoint/LAYOUTS.md describes the layouts.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace dsckpt {
 
-// The order in which round_robin_gradients lays out the `count` parameters of a group that `ranks`
-// share: result[place] is the index the optimizer was given it with. stage_1_and_2.py
+// The order in which round_robin_gradients lays out the `count` parameters of a group over `ranks`
+// ranks. result[place] is the index at which the optimizer got the parameter. stage_1_and_2.py
 // _round_robin_reorder.
 std::vector<size_t> round_robin_order(size_t count, uint32_t ranks);
 
@@ -29,13 +29,13 @@ struct FlatLayout {
 FlatLayout flat_layout(std::span<const uint64_t> numels, uint32_t ranks, uint64_t alignment = 1,
                        uint64_t unit = 2);
 
-// Elements of a parameter of `numel` elements that each of `ranks` ranks has at stage 3, the
-// padding of the last ones included. partition_parameters.py _aligned_size.
+// The elements of a parameter of `numel` elements that each of `ranks` ranks has at stage 3. They
+// include the padding of the last ranks. partition_parameters.py _aligned_size.
 uint64_t piece_of(uint64_t numel, uint64_t ranks);
 
-// The ends of the sub-groups of a parameter group at stage 3, as indices one past a sub-group's
-// last parameter: a sub-group is full when a rank's pieces reach `sub_group_size` elements.
-// stage3.py _create_fp16_sub_groups. Empty for no parameters.
+// The ends of the sub-groups of a parameter group at stage 3, as indices one past the last
+// parameter. A sub-group is full when a rank's pieces reach `sub_group_size` elements. stage3.py
+// _create_fp16_sub_groups. Empty for no parameters.
 std::vector<size_t> sub_group_ends(std::span<const uint64_t> numels, uint32_t ranks,
                                    uint64_t sub_group_size);
 
