@@ -1,5 +1,5 @@
-// What DeepSpeed's loader will make of a universal checkpoint, as far as it is not what one
-// expects.
+// Notes on how DeepSpeed's loader will treat a universal checkpoint, where a user may expect
+// otherwise.
 #pragma once
 
 #include <string>
@@ -10,15 +10,15 @@
 
 namespace dsckpt {
 
-// Of the one that `checkpoint`, open with its optimizer states, becomes. Source:
-// universal_checkpoint.py load_hp_checkpoint_state, stage3.py
+// Notes for a universal checkpoint made of `checkpoint`, which is open with its optimizer states.
+// Source: universal_checkpoint.py load_hp_checkpoint_state, stage3.py
 // load_hp_checkpoint_state_from_checkpoint_dir_stage3, engine.py load_checkpoint.
 std::vector<std::string> loader_notes(const Checkpoint& checkpoint);
 
-// Of the one that a checkpoint of another framework becomes.
+// Notes for one made of another framework's checkpoint.
 std::vector<std::string> going_on_notes(const Checkpoint& checkpoint);
 
-// Of the one that a run starts from with `weights`.
+// Notes for one made of `weights`, from which a run starts.
 std::vector<std::string> start_notes(const Checkpoint& weights, const InitialStates& initial);
 
 }  // namespace dsckpt

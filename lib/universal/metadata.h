@@ -1,7 +1,7 @@
-// The files of a universal checkpoint that are not of one parameter.
+// The files of a universal checkpoint that belong to no single parameter.
 //
-// They are copies of the checkpoint's own pickles, in parts and changed on the way. What is in them
-// and why: checkpoint/LAYOUTS.md, "Universal checkpoints".
+// They are parts of the checkpoint's own pickles, copied and changed on the way. Their contents and
+// the reasons: checkpoint/LAYOUTS.md, "Universal checkpoints".
 #pragma once
 
 #include "checkpoint/checkpoint.h"
@@ -10,13 +10,13 @@
 
 namespace dsckpt {
 
-// zero/optimizer_state.pt: what DeepSpeed's loader reads of the optimizer as a whole.
+// zero/optimizer_state.pt: the global part of the optimizer that DeepSpeed's loader reads. Source:
 // ds_to_universal.py _save_optimizer_state, _save_optimizer_state_stage3. Throws UnsupportedError
 // if there is no optimizer.
 void lay_out_optimizer_state(PlanBuilder& plan, const Checkpoint& checkpoint);
 
-// The model-states file `file`: byte for byte, but at stage 0, where the optimizer is taken out of
-// it, and with AutoEP, whose metadata goes where the loader looks for it.
+// The model-states file `file`, copied byte for byte with two exceptions. At stage 0 the optimizer
+// is removed from it. With AutoEP its metadata goes to the place where the loader reads it.
 void lay_out_model_states(PlanBuilder& plan, const InputFiles& inputs, const Checkpoint& checkpoint,
                           const CheckpointFile& file);
 

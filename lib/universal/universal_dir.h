@@ -27,12 +27,12 @@ struct UniversalState {
   std::string path() const { return "zero/" + param + "/" + key + ".pt"; }
 };
 
-// As a dict with the keys that `form` has. Rows beyond form.vocab_rows are left out.
+// Writes a state as a dict with the keys of `form`. Rows beyond form.vocab_rows are left out.
 void lay_out_universal_state(PlanBuilder& plan, const UniversalState& state,
                              const UniversalForm& form);
-// As a vector without a shape.
+// Writes a state as a vector without a shape.
 void lay_out_flat_universal_state(PlanBuilder& plan, const UniversalState& state);
-// A step count, as it stands in `archive`.
+// Writes a step count, in the form that it has in `archive`.
 void lay_out_universal_step(PlanBuilder& plan, const std::string& param,
                             const TorchArchive& archive, const pickle::Value& step);
 
