@@ -20,21 +20,21 @@ namespace dsckpt {
 
 class DcpWriter {
  public:
-  // `folder` is relative to the output, "" the output itself. `ranks` is above 0. `input_bytes`:
-  // what all is made of.
+  // `folder` is relative to the output; "" is the output itself. `ranks` is above 0. `input_bytes`:
+  // the size of the input for all values.
   DcpWriter(std::string folder, uint32_t ranks, uint64_t input_bytes);
 
   enum class Cut : uint8_t {
     rows,   // over the ranks
     whole,  // into rank 0's file
   };
-  // In the order in which they are to be in the files. What has several keys is there once. They
-  // throw UnsupportedError if keys and values become far larger than the input, which parameters
-  // and options can share.
+  // Add a value, in the order of the files. A value with several keys is stored once. They throw
+  // UnsupportedError if keys and values become far larger than the input. (Parameters and options
+  // can be shared.)
   void add_tensor(std::vector<DcpPath> keys, TensorSource tensor, Cut cut);
   // torch.tensor(number, dtype=torch.float32)
   void add_float(std::vector<DcpPath> keys, float number);
-  // Any other value, as it is pickled.
+  // Any other value, in its pickled form.
   void add_value(std::vector<DcpPath> keys, TorchArchiveWriter::Written value);
 
   // One line for each tensor.
@@ -51,7 +51,7 @@ class DcpWriter {
     uint64_t metadata_bytes = 0;
     uint64_t least_chunk_bytes = 0;
   };
-  // Adds the outputs, `.metadata` last. Throws InconsistentError for a key that comes twice.
+  // Adds the outputs, `.metadata` last. Throws InconsistentError for a repeated key.
   Contents lay_out(PlanBuilder& plan) &&;
 
  private:
