@@ -1,4 +1,4 @@
-// What packing would come to, found out from a sample.
+// Estimates the result of packing from a sample.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct PackEstimate {
   double stored() const;
 };
 
-// `job` is of plan_pack(). Compresses frames evenly spread over all packable files, about
-// `sample_bytes` of them, on all threads. Throws as reading does, and InterruptedError.
+// `job` is from plan_pack(). Compresses frames evenly spread over all packable files, about
+// `sample_bytes` of them, on all threads. Throws the errors of reading, and InterruptedError.
 PackEstimate estimate_pack(const Job& job, int level, uint64_t sample_bytes, Progress& progress,
                            unsigned threads);
 

@@ -1,5 +1,5 @@
-// What a checkpoint's files hold for training alone: the optimizer's states, and the weights that
-// there are masters of. ckpt-pack strip --keep weights leaves it out.
+// The values in a checkpoint's files that only training needs: optimizer states, and weights that
+// have masters. ckpt-pack strip --keep weights leaves them out.
 #pragma once
 
 #include <cstdint>
@@ -16,24 +16,24 @@
 
 namespace dsckpt {
 
-// Of one checkpoint, which some reader of lib/checkpoint/ has found to be whole. Borrows the
-// shards.
+// For one checkpoint, which a reader of lib/checkpoint/ found to be complete. Borrows the shards.
 class TrainingValues {
  public:
-  // `shards` are all files of the tag's folder with shards' names. `without_zero`: of stage 0,
-  // where the optimizer is in the model's files and nothing but the weights says whose a master is,
-  // so that they stay. Throws as ModelStates.
+  // `shards` are all files of the tag's folder with shards' names. `without_zero`: stage 0, where
+  // the optimizer is in the model's files. There only the weights tell which master is whose, so
+  // masters stay. Throws as ModelStates.
   TrainingValues(const InputFiles& inputs, const std::vector<Shard>& shards, bool without_zero);
 
-  // The tensors of `shard` that are for training alone.
+  // The tensors of `shard` that only training needs.
   std::vector<pickle::Value> in(const Shard& shard) const;
-  // Those of zero/optimizer_state.pt of a universal checkpoint, whose masters are in other files.
+  // Those in zero/optimizer_state.pt of a universal checkpoint, whose masters are in other files.
   static std::vector<pickle::Value> in_universal_wrapper(const pickle::Value& root);
-  // Those of what the optimizer keeps of one parameter; all but its count of steps.
+  // Those in the optimizer's states of one parameter: all but its step count.
   static std::vector<pickle::Value> in_states(const pickle::Value& states);
 
-  // Tied entries of the shard's `module`, alias and owner, that only values tell which are left
-  // out, and shared_params does not.
+  // Tied entries of the shard's `module`, as alias and owner, that lack an entry in shared_params:
+  // Tied entries (alias and owner) of the shard's `module` whose tie shows only in values that are
+  // left out: shared_params does not have them.
   std::vector<std::pair<std::string, std::string>> untold_aliases(const Shard& shard) const;
 
  private:
