@@ -4,7 +4,6 @@
 // metadata entry for each chunk. So a chunk is the part that one rank of FSDP2 needs, Shard(0):
 // ceil(rows / ranks) rows, by torch.chunk. If there would be too many chunks, or they would be
 // smaller than the archive around them, neighbours are joined.
-// smaller than the archive around them. Then those of neighbours are one.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// AnnouncedReads: what a run is going to read of far files (io/far_files.h), told to their readers
-// in the order of the plan, so that they read it ahead.
+// AnnouncedReads: announces the reads of far files (io/far_files.h) to their readers, in the order
+// of the plan, so that they can read ahead.
 #pragma once
 
 #include <cstdint>
@@ -16,27 +16,27 @@
 
 namespace dsckpt {
 
-// Appends what an ItemReader reads for `unit`, in its order; rows that it reads in one go with what
-// is between them.
+// Appends the reads that an ItemReader makes for `unit`, in its order. Rows that it reads in one go
+// include the bytes between them.
 void extents_of(const CopyPlan& plan, const PlanUnit& unit, std::vector<Extent>& extents);
 
-// Of the units of one run, from its first batch on. Nothing is done where no file is far, or
-// compressed: of such a one the plan does not know the bytes. Any thread. All that it is given must
-// outlive it.
+// Announces the units of one run, from its first batch on. Does nothing if no file is far.
+// Compressed files are not announced, since the plan does not know their bytes. Any thread. All
+// arguments must outlive it.
 class AnnouncedReads {
  public:
-  // Without batches that are `done`. With a rate of bytes a second, no more than what two seconds
-  // move is read ahead.
+  // Skips the batches in `done`. With a rate in bytes a second, reads ahead no more than two
+  // seconds' worth.
   AnnouncedReads(const CopyPlan& plan, const Units& units,
                  std::span<const RecordUse::ExtraRead> extra_reads, const InputFiles& inputs,
                  const std::vector<BatchRange>& done, uint64_t rate);
 
-  // Before a unit is read, and after.
+  // Call these before a unit is read, and after.
   void begin(const PlanUnit& unit) const;
   void end(const PlanUnit& unit) const;
 
  private:
-  // Where one reader's announcements have come to.
+  // The progress of one reader's announcements.
   class Announcer;
 
   const Units& units_;

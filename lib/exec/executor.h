@@ -1,11 +1,11 @@
 // The executor: runs a validated CopyPlan.
 //
 // The plan is cut into units, each a contiguous range of one output. A worker gathers a unit into
-// its buffer with positional reads, casts and checksums on the way, and hands it to the Sink as one
-// write, but for places of digests that are not known yet (patches.h). Memory is one buffer a
-// worker, whatever the size of the model. A unit of a large output begins and ends at a multiple of
-// the units' size, unless an element lies across it, and its memory begins as far behind a page as
-// the unit behind a multiple of the page's size: so a sink can write it directly.
+// its buffer with positional reads, and casts and checksums it on the way. It hands the unit to the
+// Sink as one write, except for places of digests that are not known yet (patches.h). Memory is one
+// buffer for each worker, whatever the size of the model. A unit of a large output begins and ends
+// at a multiple of the units' size, unless an element lies across it. Its memory has the same
+// offset in a page as the unit in the output, so that a sink can write it directly.
 #pragma once
 
 #include <bit>
@@ -27,20 +27,20 @@
 
 namespace dsckpt {
 
-// The CRC32 of a part of an output, for the plan's digest of that number.
+// The CRC32 of a part of an output, for the digest of that number in the plan.
 struct DigestPiece {
   uint64_t digest = 0;
   uint64_t begin = 0;  // in the output
   uint64_t size = 0;
   uint32_t crc = 0;
 };
-// Puts them in order; those of one digest that follow each other become one.
+// Sorts the pieces, and joins neighbours of the same digest.
 void join_pieces(std::vector<DigestPiece>& pieces);
 
-// How far a run has come, so that another one can go on from there.
+// The progress of a run, from which another run can resume.
 struct RunState {
   uint64_t unit_bytes = 0;  // ExecOptions::unit_bytes, by which the plan was cut
-  // Those that are done, rising and apart, with the outputs that they complete, and no other.
+  // Finished batches, rising and apart. Outputs that they complete are finished, and no others.
   std::vector<BatchRange> done = {};
   uint64_t bytes_read = 0;
   uint64_t bytes_stored = 0;              // of packed outputs, by all ranks of a group
@@ -48,8 +48,8 @@ struct RunState {
   std::vector<RecordPiece> records = {};
 };
 
-// What ExecOptions::unit_bytes may be: a power of two, a page at least, and no more than a
-// gigabyte, since a thread has a unit in memory.
+// True for a valid ExecOptions::unit_bytes: a power of two, a page or more, and no more than a
+// gigabyte, since each thread has a unit in memory.
 constexpr bool is_unit_size(uint64_t bytes) {
   return std::has_single_bit(bytes) && bytes >= 4 << 10 && bytes <= 1 << 30;
 }
@@ -63,44 +63,44 @@ struct ExecOptions {
   bool check_all_records = false;
   // Bytes a second that are written, or read only to be checked; 0: no limit.
   uint64_t limit_rate = 0;
-  // Where another run of the same plan, inputs, records and unit_bytes has come to; nullptr: begin.
+  // The progress of another run of the same plan, inputs, records and unit_bytes; nullptr: start
+  // anew.
   const RunState* from = nullptr;
-  // Called between batches, by any thread, while nothing is read or written: when `save_every` has
-  // passed, and `save_pause` times as long as the last call took.
+  // Called between batches, by any thread, while nothing is read or written. `save_every` must have
+  // passed, and `save_pause` times the duration of the last call.
   std::function<void(const RunState&)> save = {};
   std::chrono::milliseconds save_every{10'000};
   int save_pause = 10;
-  // Call it only where every output is finished or has not begun.
+  // Call it only when every output is finished or not begun.
   bool save_between_outputs = false;
 };
 
-// Throws CorruptError for batches that `units`, each of `unit_bytes`, cannot have.
+// Throws CorruptError for batches that `units`, of `unit_bytes` each, cannot have.
 void check_reached(const RunState& state, const Units& units, uint64_t unit_bytes);
 
 class PlanRun;
 
-// What the run of a part of a plan leaves to whoever runs the whole: checksums of outputs that are
-// not all in it, and of records. Numbered as in the part.
+// The results of a part of a plan for the run of the whole. These are checksums of outputs that are
+// only partly in it, and of records, with the part's numbers.
 struct PartSums {
   std::vector<DigestPiece> digests = {};
   std::vector<RecordPiece> records = {};
   uint64_t bytes_read = 0;
 };
-// The run of a part of a plan (PlanPart), which `cut` says the ends of, reporting to `checks`. The
-// sink's finish() is called for every output of the part, also where more of it is written by
-// others. All that it is given must outlive it.
+// Runs a part of a plan (PlanPart), with the ends in `cut`, and reports to `checks`. The sink's
+// finish() is called for every output of the part, even if others write more of it. All arguments
+// must outlive it.
 class PartRun {
  public:
   PartRun(const CopyPlan& plan, const OutputCut& cut, uint64_t unit_bytes, RecordChecks& checks,
           const InputFiles& inputs, Sink& sink, RateLimit& limit, Progress& progress);
   ~PartRun();
 
-  // Any thread, several at once: returns when nothing is left to begin. Throws what execute()
-  // throws.
+  // Works until nothing is left to begin. Any thread, several at once. Throws as execute().
   void work();
-  // Has work() return soon, with what is left undone. Any thread.
+  // Makes work() return soon, with the rest undone. Any thread.
   void stop();
-  // When all calls of work() have returned.
+  // Call it when all calls of work() have returned.
   PartSums sums();
 
  private:
@@ -109,15 +109,15 @@ class PartRun {
   std::unique_ptr<PlanRun> run_;
 };
 
-// Writes one output of `plan` alone, with its digests. No record is checked: whoever asks for it
-// has done so when it was first written, and compares. Throws as execute().
+// Writes one output of `plan` alone, with its digests. Checks no record: the first write of the
+// output checked them, and the caller compares the result. Throws as execute().
 void execute_one(const CopyPlan& plan, OutputId out, const InputFiles& inputs, Sink& sink,
                  Progress& progress, const ExecOptions& options);
 
-// Runs `plan`, which must have passed validate(). Inputs are indexed by FileId. Throws what
-// reading, writing and converting throw, CorruptError for a record whose CRC32 is wrong,
-// InterruptedError; the sink may then have been given any part of the bytes. What `save` throws
-// ends the run.
+// Runs `plan`, which must have passed validate(). Inputs are indexed by FileId. Throws the errors
+// of reading, writing and converting, CorruptError for a record whose CRC32 is wrong, and
+// InterruptedError. The sink may then have got any part of the bytes. An exception of `save` ends
+// the run.
 RunStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
                  const ExecOptions& options = {});
 

@@ -1,4 +1,4 @@
-// Extent sums: checksums of ranges of files, taken by this process or by all ranks of its group.
+// Extent sums: checksums of ranges of files, computed by this process or by all ranks of its group.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +21,14 @@ enum class SumKind : uint8_t {
   sha256,
 };
 
-// The sum of each extent, or why it cannot be read. `on_sum`: any thread, several at a time. Adds
-// to progress.bytes_total. Throws InterruptedError, and what dispatch() throws of lost ranks.
+// The sum of each extent, or the reason why it cannot be read. Any thread calls `on_sum`, several
+// at a time. Adds to progress.bytes_total. Throws InterruptedError, and the errors of dispatch()
+// for lost ranks.
 using OnSum = std::function<void(size_t extent, std::string_view sum, const Error* failure)>;
 void sum_extents(const InputFiles& inputs, std::span<const Extent> extents, SumKind kind,
                  const Reading& reading, const OnSum& on_sum);
 
-// A rank's part of it: what comes of a task.
+// A rank's part of it: the result of a task.
 std::string sum_for_group(std::string_view task, RankInputs& inputs, unsigned threads,
                           Progress& progress);
 

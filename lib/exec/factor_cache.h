@@ -1,4 +1,4 @@
-// FactorCache: the factors of low-rank updates, in memory while their elements are computed.
+// FactorCache: keeps the factors of low-rank updates in memory while their elements are computed.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace dsckpt {
 
-// Of a PlannedUpdate, as matrices that follow each other, row by row.
+// The factors of a PlannedUpdate, as matrices one after the other, row by row.
 struct Factors {
   std::vector<float> left;   // batches x rows x rank
   std::vector<float> right;  // batches x rank x columns
@@ -20,15 +20,14 @@ struct Factors {
   uint64_t bytes() const;
 };
 
-// Of one plan, shared by all that read its items. They come in the order of the plan, so that few
-// updates are under way at once. Of those that nobody uses the newest stay, up to kMostBytes in
-// all. Any thread.
+// For one plan, shared by all readers of its items. Items come in the order of the plan, so few
+// updates are in use at once. The newest unused factors stay, up to kMostBytes in all. Any thread.
 class FactorCache {
  public:
   static constexpr uint64_t kMostBytes = 16 << 20;
 
-  // Those of the update `index`, by `load` if they are not there; whoever else wants them waits.
-  // What `load` throws is thrown.
+  // The factors of the update `index`; `load` makes them if they are not cached. Other threads that
+  // need them wait. Throws the errors of `load`.
   std::shared_ptr<const Factors> get(uint32_t index, const std::function<Factors()>& load);
 
  private:

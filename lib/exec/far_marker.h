@@ -1,9 +1,9 @@
-// FarMarker: an object in a folder of a store that says which process writes what there, as long as
-// the run lasts. What runs have left that were killed is found by theirs.
+// FarMarker: an object in a folder of a store that says which process writes there, as long as the
+// run lasts. Left-overs of killed runs are found by their markers.
 //
-// FOLDER/.dsckpt-staging-NUMBER is lines of JSON: whose it is (staging_owner.h), with the time when
-// it was made first, by the store's clock; then the paths of what the run writes. Written again now
-// and then, it is not older than a day while its run lives.
+// FOLDER/.dsckpt-staging-NUMBER has lines of JSON. The first is the owner (staging_owner.h), with
+// the time when the marker was first made, by the store's clock. Then come the paths that the run
+// writes. It is rewritten now and then, so it is never older than a day while its run lives.
 #pragma once
 
 #include <chrono>
@@ -23,42 +23,41 @@ namespace dsckpt {
 
 class FarMarker {
  public:
-  // The paths in the store of all that the run writes.
+  // Returns the paths in the store of everything that the run writes.
   using Paths = std::function<std::vector<std::string>()>;
 
-  // Nothing is made yet. It is written again after `beat`. What a user should know is added to
+  // Makes nothing yet. The marker is rewritten after each `beat`. Notes for the user are added to
   // `notes`. Target and notes must outlive it.
   FarMarker(const FarPlace& target, Paths paths, std::chrono::seconds beat,
             std::vector<std::string>& notes);
 
-  // Whether it is the path of a marker of that folder, this one's or another one's.
+  // True for the path of any marker in that folder, this run's or another's.
   bool is_marker(const std::string& path) const { return path.starts_with(front_); }
 
-  // Throws what FarStore throws; then it is not there, or a note says that it may be.
+  // Throws as FarStore. Then there is no marker, or a note says that there may be one.
   void make();
   bool is_made() const { return !path_.empty(); }
-  // When, in nanoseconds since the epoch, by the store's clock.
+  // The time of creation, in nanoseconds since the epoch, by the store's clock.
   int64_t since() const { return since_; }
   bool is_since(const FarUpload& upload) const;
 
-  // Says again that the run lives, if it is time. Any thread. That is no reason for it to fail.
+  // Rewrites the marker if it is time. Any thread. Errors are ignored, so that the run goes on.
   void beat();
 
-  // Removes what runs have left whose markers `found` are, if they are surely dead: the uploads
-  // that they alone may have begun, and the marker. A note says what. What cannot be removed is no
-  // reason for this run to fail either: throws InterruptedError alone.
+  // Removes left-overs of the runs whose markers are in `found`, if these runs are surely dead. It
+  // removes their marker, and the uploads that only they can have begun, and adds a note.
+  // Left-overs that cannot be removed do not stop this run: throws only InterruptedError.
   void sweep(std::span<const FarObject> found);
-  // Leaves out of `uploads` what another run that has a marker may have begun. Throws what FarStore
-  // throws.
+  // Removes from `uploads` those that another run with a marker may have begun. Throws as FarStore.
   void leave_out_others(std::vector<FarUpload>& uploads) const;
 
-  // Throws what FarStore throws.
+  // Throws as FarStore.
   void remove();
-  // It stays there. Returns how messages call it.
+  // Leaves the marker in the store. Returns its name for messages.
   std::string leave();
 
  private:
-  // What a run has said.
+  // The contents of a run's marker.
   struct Said;
   std::optional<Said> read(const FarObject& object) const;
   std::vector<Said> others(const std::vector<Said>& known) const;

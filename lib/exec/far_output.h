@@ -1,18 +1,23 @@
 // FarOutput: output files in an object store (io/far_store.h).
 //
-// Protocol. (1) Look whether something is in the way. Make a marker (far_marker.h) that says
-// which process writes what there; sweep what killed runs have left. (2) Cut every output into
-// parts of one size. A part is sent as soon as all of it is there and its digests are known; small
-// outputs are kept in memory. Nobody sees any of it. (3) commit(): if files are replaced, remove
-// the last one first (the index that points at the others); complete all others, on the condition
-// that nobody else has written there meanwhile; remove what they take the place of under another
-// name; read back; complete the last one; then the pointer. An upload that the store wants to have
-// anew is sent anew. (4) Remove the marker. Without a commit, or if it fails, give up all uploads
-// and remove what is new, also what the store has made without anybody hearing of it; of an old
-// object that was replaced the message says so, since nothing brings it back. What another run
-// under way may have begun is left alone.
+// Protocol:
 //
-// Not atomic as a folder is: who lists it during the commit sees some of it.
+// (1) Check whether an object is in the way. Make a marker (far_marker.h) that says which process
+// writes there, and remove left-overs of killed runs.
+//
+// (2) Cut every output into parts of one size. A part is sent as soon as it is complete and its
+// digests are known. Small outputs stay in memory. Nothing is visible yet.
+//
+// (3) commit(): if objects are replaced, remove the last one first, the index that points at the
+// others. Complete all others, on condition that nobody else has written there meanwhile. Remove
+// the objects that they replace under another name. Read back. Complete the last one, then the
+// pointer. An upload that the store wants anew is sent anew.
+//
+// (4) Remove the marker. Without a commit, or if it fails, abort all uploads and remove the new
+// objects, even those that the store made without a reply. A replaced object cannot be restored,
+// and the message says so. Objects that another live run may have begun stay.
+//
+// A commit is not atomic, unlike a folder's: a listing during the commit shows some of the objects.
 #pragma once
 
 #include <atomic>
@@ -42,28 +47,29 @@ struct FarOptions {
   bool force = false;         // replace objects that are there
   bool whole_folder = false;  // StageOptions::whole_folder
   bool packed = false;        // StageOptions::packed
-  // Of all parts but the last: far_part_bytes().
+  // The size of all parts but the last: far_part_bytes().
   uint64_t part_bytes = 0;
   uint64_t held_bytes = 64 << 20;   // of small outputs that are kept in memory, all together
   std::chrono::seconds beat{3600};  // after which the marker says again that the run lives
 };
 
-// As short as S3 allows: a thread has one in memory.
+// The smallest part that S3 allows: each thread has one in memory.
 inline constexpr uint64_t kShortestFarPart = 5 << 20;
-// Of a run of that plan: that, or the next power of two with which 10,000 parts suffice.
+// The part size for that plan: kShortestFarPart, or the next power of two with which 10,000 parts
+// suffice.
 uint64_t far_part_bytes(const CopyPlan& plan);
 
-// Memory besides what is held: a part a thread, and parts that lie across what threads write or
-// whose digests are not known yet, another one a thread.
+// Memory besides the held outputs: one part for each thread. Parts that span the writes of several
+// threads, or wait for digests, take another one for each thread.
 class FarOutput : public Output {
  public:
-  // What sending it takes, but for what is sent again.
+  // The cost of sending the output, without repeated requests.
   struct Cost {
     uint64_t requests = 0;
     uint64_t bytes = 0;
   };
 
-  // Looks at nothing yet.
+  // Does not access the store yet.
   FarOutput(const CopyPlan& plan, FarPlace target, FarOptions options);
   ~FarOutput() override;
 
@@ -75,12 +81,12 @@ class FarOutput : public Output {
   bool wants_digests_early() const override { return true; }
   void finish(OutputId out) override;
 
-  // The pointer's file lies in the same bucket as the target.
+  // The pointer's file is in the same bucket as the target.
   void commit(const Pointer& pointer, const CommitHelp& help) override;
   void give_up(bool forever = true) override;
   const std::vector<std::string>& notes() const override { return notes_; }
 
-  // "s3://bucket/folder/file", as messages call it.
+  // The name in messages: "s3://bucket/folder/file".
   std::string shown(OutputId out) const;
 
  private:
@@ -114,7 +120,7 @@ class FarOutput : public Output {
   template <typename Wanted, typename Work>
   void for_each_output(Wanted&& is_wanted, Work&& work);
 
-  // Its size is not the plan's.
+  // True if its size differs from the plan's.
   bool is_packed(OutputId out) const;
   uint64_t part_size(OutputId out, uint64_t number) const;
   void send(OutputId out, uint64_t number, std::span<const std::byte> bytes);
@@ -135,7 +141,7 @@ class FarOutput : public Output {
   const FarOptions options_;
   std::deque<File> files_;                          // deque: they cannot move
   std::map<std::string, FarObject> existing_ = {};  // below the target, since prepare()
-  // What commit() has removed; what is among `existing_` as well, perhaps.
+  // The objects that commit() removed; some may still be in `existing_`.
   std::set<std::string> gone_ = {};
 
   std::mutex rewriting_;

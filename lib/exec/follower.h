@@ -1,4 +1,4 @@
-// Follower: any rank of a group but 0. It does what rank 0 says, whatever the command is.
+// Follower: any rank of a group but 0. It obeys rank 0, whatever the command is.
 #pragma once
 
 #include <functional>
@@ -11,13 +11,13 @@
 
 namespace dsckpt {
 
-// Answers a question about what is in the files of a job (Tasks::questions). Throws what reading
-// throws. One question at a time.
+// Answers a question about the contents of a job's files (Tasks::questions). Throws the errors of
+// reading. One question at a time.
 using Answer = std::function<std::string(std::string_view question, RankInputs& inputs,
                                          unsigned threads, Progress& progress)>;
 
-// Does tasks until rank 0 ends the group; returns the exit status that it gives. `threads` as
-// ExecOptions'. Throws IoError if rank 0 is lost; all that was under way has stopped then.
+// Does tasks until rank 0 ends the group; returns the exit status from rank 0. `threads` is as in
+// ExecOptions. Throws IoError if rank 0 is lost; all work has stopped by then. Setting
 // `progress.cancelled` stops the whole group.
 int follow(Group& group, unsigned threads, Progress& progress, const Answer& answer);
 

@@ -1,4 +1,4 @@
-// How the bytes of a run reach the disk: exec/README.md has the measurements behind it.
+// Chooses how a run reads and writes; exec/README.md has the measurements behind it.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace dsckpt {
 
-// Where a run reads and writes.
+// The file systems that a run reads from and writes to.
 struct FileSystems {
   FileSystemKind input = FileSystemKind::local;
   FileSystemKind output = FileSystemKind::local;
 };
-// The inputs are judged by some of them: a network's, if one of these is on it.
+// Examines some of the inputs. The result is a network's file system if one of them is on it.
 FileSystems file_systems(const InputFiles& inputs, const std::filesystem::path& output);
 
 struct IoChoice {
@@ -29,12 +29,12 @@ struct IoChoice {
   uint64_t cut_bytes = ShareOptions().cut_bytes;       // ShareOptions::cut_bytes
 };
 
-// For a run of `plan`, which then waits for the disk if `durable`, and whose outputs become packed
-// files (PackedOutput) if `packs`: these are never written directly. `threads` 0: as many as there
-// are cores, and as many more as keep a disk busy if writes are direct or some of the input is not
-// in the page cache; of objects that are compressed, as many as their requests, for others are read
-// ahead (announced_reads.h). On a network's file system, of the input or the output, units and
-// requests are longer, and outputs are cut between ranks where its stripes are. Throws IoError.
+// Chooses for a run of `plan`. If `durable`, the run waits for the disk. If `packs`, outputs become
+// packed files (PackedOutput), which are never written directly. If `threads` is 0, there is a
+// thread for each core. More keep a disk busy if writes are direct or some of the input is not in
+// the page cache. Compressed objects get a thread for each request; other objects are read ahead
+// (announced_reads.h). On a network's file system, of the input or the output, units and requests
+// are longer, and outputs are cut between ranks at its stripes. Throws IoError.
 IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs,
                    const FileSystems& systems, bool durable, bool packs, unsigned threads);
 

@@ -1,4 +1,4 @@
-// ItemReader: the bytes of a plan's items, gathered, converted and checksummed.
+// ItemReader: gathers, converts and checksums the bytes of a plan's items.
 #pragma once
 
 #include <cstddef>
@@ -13,20 +13,20 @@
 
 namespace dsckpt {
 
-// One worker's: it has the buffers that casts, combinations and dense rows go through. What it is
-// given must outlive it; it reports to `checks`, which many share.
+// Belongs to one worker: it has the buffers for casts, combinations and dense rows. Its arguments
+// must outlive it. It reports to `checks`, which many readers share.
 class ItemReader {
  public:
-  // Bytes that are read, checksummed and converted before the next ones are: with the chunk they
-  // stay in the second-level cache (exec/README.md).
+  // The number of bytes that are read, checksummed and converted at once. With the chunk they stay
+  // in the second-level cache (exec/README.md).
   static constexpr uint64_t kPieceBytes = 256 << 10;
-  // The same where units are so long: those of a network's file system (io_choice.h) are read in
-  // two, since a request takes its time there however short it is.
+  // The same for long units. Those of a network's file system (io_choice.h) are read in two pieces,
+  // since each request costs time there, however short it is.
   static constexpr uint64_t piece_bytes(uint64_t unit_bytes) {
     return unit_bytes >= kLongUnit ? unit_bytes / 2 : kPieceBytes;
   }
   static constexpr uint64_t kLongUnit = 4 << 20;
-  // Whether such rows are read in one go, and picked from memory.
+  // True if such rows are read in one go and then picked from memory.
   static constexpr bool is_dense(const Rows& rows) {
     return static_cast<uint64_t>(rows.stride) <= kDenseStride && rows.row_bytes <= kDenseStride;
   }
@@ -40,9 +40,9 @@ class ItemReader {
         piece_bytes_(piece_bytes),
         chunk_(piece_bytes) {}
 
-  // Fills `target` with the bytes of item `index` from `skip` on; both end between two elements.
-  // With `crc`, *crc becomes the CRC32 of `target`. Returns the bytes read. Throws what reading and
-  // converting throw, and InconsistentError for operands that should be the same.
+  // Fills `target` with the bytes of item `index` from `skip` on; both ends lie between elements.
+  // With `crc`, *crc becomes the CRC32 of `target`. Returns the bytes read. Throws the errors of
+  // reading and converting, and InconsistentError for operands of a same that differ.
   uint64_t read(size_t index, uint64_t skip, std::span<std::byte> target, uint32_t* crc);
 
  private:
@@ -71,7 +71,7 @@ class ItemReader {
   void gather_rows(const Rows& rows, uint64_t from, uint64_t to, const Target& target);
   uint32_t read_window(const Rows& rows, uint64_t from, uint64_t to, const Target& target,
                        bool checked);
-  // The halves of the chunk: what several reads are put together from, and what is to be converted.
+  // The halves of the chunk: one combines several reads, the other holds bytes to convert.
   std::span<std::byte> scratch() { return std::span(chunk_).first(piece_bytes_ / 2); }
   std::span<std::byte> unconverted() { return std::span(chunk_).last(piece_bytes_ / 2); }
 
@@ -81,10 +81,10 @@ class ItemReader {
   FactorCache& factors_;
   const uint64_t piece_bytes_;
   std::vector<std::byte> chunk_;
-  // Of updates: the elements of the base, and what they become.
+  // For updates: the elements of the base, and the results.
   std::vector<float> base_;
   std::vector<double> merged_;
-  // The row whose factor was computed last, since it may be needed for several tiles.
+  // The row whose factor was computed last; several tiles may need it.
   const PlannedUpdate* row_update_ = nullptr;
   uint64_t row_ = 0;
   double row_factor_ = 1;

@@ -1,15 +1,15 @@
-// Journal: what lets a run that was stopped go on (--resume), in two files of its staging folder.
+// Journal: two files in the staging folder that let a stopped run resume (--resume).
 //
-// `job` says what is made of what, in JSON: another plan, or inputs that have changed since, cannot
-// go on there. In the end it says that all is written and only the commit is left; it is the last
-// file that is removed. `journal` says how far the run has come. Both are written beside
-// themselves, synced and renamed: after any stop there is the last one or the one before. What they
-// say was done was synced before.
+// `job` describes the plan, inputs and outputs in JSON. Another plan, or inputs that have changed
+// since, cannot resume there. In the end it says that everything is written and only the commit is
+// left; it is removed last. `journal` has the progress of the run. Both are written under another
+// name, synced and renamed: after any stop there is the last version or the one before. The
+// progress in them was synced before they were.
 //
-// They are believed, since no other user can have written them: the staging folder is this user's,
-// nobody else may enter it, and they are files of this user's with one name (folder.h). `job` names
-// the folder that it was written in, so that a copy of it, whose files nobody has compared, is not
-// gone on with.
+// They are trusted, since no other user can have written them. The staging folder is this user's,
+// nobody else may enter it, and they are regular files of this user with one name (folder.h). `job`
+// names the folder that it was written in. So no run resumes in a copy of it, whose files nobody
+// has compared.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace dsckpt {
 
-// What must be the same when a run goes on.
+// The facts that must be unchanged when a run resumes.
 struct JobIdentity {
   struct File {
     std::string path;
@@ -39,20 +39,20 @@ struct JobIdentity {
 };
 JobIdentity identity_of(const CopyPlan& plan, const InputFiles& inputs, std::string options);
 
-// Says in `folder` what is made there. Throws IoError.
+// Writes `job` in `folder`. Throws IoError.
 void save_job(const Folder& folder, const JobIdentity& job);
-// Whether save_job() did.
+// True if save_job() has written there.
 bool has_job(const Folder& folder);
-// What of `job` is another than what was saved in `folder`, for people; "" if nothing is. Throws
-// IoError, also if nothing can be made of what is there, and UsageError if it is not this user's.
+// The differences between `job` and the saved one in `folder`, for people; "" if there are none.
+// Throws IoError, also for a file that makes no sense, and UsageError if it is not this user's.
 std::string difference_from_saved(const Folder& folder, const JobIdentity& job);
 // The file of step_files.h.
 inline constexpr const char* kPlanFile = "plan";
-// Removes the staging folder `folder` from `place`, `job` last of all: until then the run that goes
-// on finds out that nothing is left to be done. 0, or errno.
+// Removes the staging folder `folder` from `place`, `job` last: until then a resumed run learns
+// that nothing is left to do. Returns 0, or errno.
 int remove_staging_folder(const Folder& place, const Folder& folder);
 
-// How far a run has come.
+// The progress of a run.
 struct Reached {
   RunState run = {};
   OutputSums::State sums = {};
@@ -60,15 +60,15 @@ struct Reached {
 };
 // Throws IoError.
 void save_reached(const Folder& folder, const Reached& reached);
-// Nothing if nothing was saved. Throws IoError, also for what save_reached() did not write, and
-// UsageError for what is not this user's.
+// Loads the progress; nothing if none was saved. Throws IoError, also for a file that
+// save_reached() did not write, and UsageError if it is not this user's.
 std::optional<Reached> load_reached(const Folder& folder);
 
-// What is written there is to be removed: nobody goes on with it.
+// Discards the progress: the files there will be removed, and no run resumes with them.
 void forget_reached(const Folder& folder);
 
-// Says in `job` that all is written, and which folder it was written to: after a rename it is known
-// by its inode. Throws IoError.
+// Records in `job` that everything is written, and the inode of the folder that has it: the inode
+// stays the same after a rename. Throws IoError.
 void save_written(const Folder& folder, uint64_t inode);
 std::optional<uint64_t> load_written(const Folder& folder);
 

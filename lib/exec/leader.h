@@ -1,5 +1,5 @@
 // Leader: rank 0 of a group that runs a plan. It hands out portions, does some of them itself, and
-// has the last word on checksums.
+// decides about checksums.
 #pragma once
 
 #include "dsckpt/run.h"
@@ -14,26 +14,25 @@
 
 namespace dsckpt {
 
-// What execute_in_group() needs besides what execute() does.
+// The arguments of execute_in_group() besides those of execute().
 struct GroupWork {
-  // Where all ranks write (StageOptions::shared), after prepare().
+  // The place where all ranks write (StageOptions::shared), after prepare().
   StagedOutput& staged;
-  // In front of it, if what is written is to be read back or kept; else nullptr. It is given what
-  // all ranks have written.
+  // The sums in front of it, if the output is to be read back or kept; else nullptr. It gets the
+  // writes of all ranks.
   OutputSums* sums = nullptr;
   std::optional<int> pack = {};                          // PackedOutput's level
   std::vector<std::optional<Sha256Digest>> sha256 = {};  // PackedOutput's
-  // With sums, wait after each portion until it is on the disk: what ExecOptions::save is told of
-  // is.
+  // With sums, sync each portion to disk, so that ExecOptions::save only reports synced progress.
   bool sync_portions = false;
-  // Wait for the disk before a rank says that it has nothing left to do.
+  // Sync to disk before a rank says that it has nothing left to do.
   bool sync_last = false;
   uint64_t cut_bytes = ShareOptions().cut_bytes;  // ShareOptions::cut_bytes
 };
 
-// execute(), by all ranks of `group`: the same bytes and the same errors, which name the rank. On
-// any exception the others have stopped, or are lost; RunStats::bytes_stored is what all have
-// written.
+// execute(), by all ranks of `group`: the same bytes and the same errors, which name the rank.
+// After an exception the other ranks have stopped, or are lost. RunStats::bytes_stored counts the
+// writes of all ranks.
 RunStats execute_in_group(Group& group, const CopyPlan& plan, const InputFiles& inputs,
                           const GroupWork& work, Progress& progress, const ExecOptions& options);
 

@@ -1,8 +1,9 @@
-// NodeFiles: input folders that every node has on a disk of its own, seen from rank 0.
+// NodeFiles: input folders on local disks of every node, seen from rank 0.
 //
-// DeepSpeed writes such checkpoints with checkpoint.use_node_local_storage: a folder of one name
-// on each node, with the files of that node's ranks. Rank 0 sees all of them: its own, and
-// stand-ins (io/far_files.h) of what lies elsewhere. Whoever reads them asks the rank that has the
+// DeepSpeed writes such checkpoints with checkpoint.use_node_local_storage: a folder of one name on
+// each node, with the files of that node's ranks. Rank 0 sees all of them: its own files, and
+// stand-ins (io/far_files.h) for those of other nodes. A read of a stand-in asks the rank that has
+// the file.
 // file.
 #pragma once
 
@@ -32,17 +33,17 @@ class RankReader : public FarReader {
   const int rank_;
 };
 
-// Of rank 0. The stand-ins are there as long as it is.
+// For rank 0. The stand-ins exist as long as it lives.
 class NodeFiles {
  public:
-  // Asks all ranks what they see in `folders`. Nothing more is done where that is what rank 0 sees.
-  // Throws IoError, InterruptedError.
+  // Asks all ranks for their files in `folders`. Does nothing more if these are the files that rank
+  // 0 sees. Throws IoError, InterruptedError.
   NodeFiles(Group& group, const std::vector<std::filesystem::path>& folders, Progress& progress);
   ~NodeFiles();
   NodeFiles(const NodeFiles&) = delete;
   NodeFiles& operator=(const NodeFiles&) = delete;
 
-  // Folders of stand-ins, one for each folder that a node has for itself, by rank.
+  // Folders of stand-ins, one for each node's own folder, by rank.
   const std::vector<std::filesystem::path>& roots() const { return roots_; }
 
  private:
@@ -58,12 +59,12 @@ class NodeFiles {
   std::vector<std::filesystem::path> mounted_;
 };
 
-// Of the other ranks: what rank 0's NodeFiles asks them for.
+// The other ranks' side, which answers rank 0's NodeFiles.
 class NodeFilesThere {
  public:
   explicit NodeFilesThere(Group& group) : group_(group) {}
 
-  // Answers a message if it is of NodeFiles; else returns false.
+  // Answers a message for NodeFiles; returns false for any other.
   bool answer(const Message& message);
 
  private:

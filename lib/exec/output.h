@@ -12,39 +12,40 @@
 
 namespace dsckpt {
 
-// A file beside the output that is to have `text`: last of all, so that it names what is there.
+// A file beside the output that is to contain `text`. It is written last, so that it names a
+// complete output.
 struct Pointer {
   std::filesystem::path file = {};  // empty: none
   std::string text = {};
 };
 
-// What only whoever runs the plan can do while it is committed.
+// Steps of the commit that only the runner of the plan can do.
 struct CommitHelp {
-  // Reads outputs [first, last) back and throws IoError for what is not as it was meant. Empty if
-  // nobody asked for it.
+  // Reads outputs [first, last) back and throws IoError for bytes that differ from the planned
+  // ones. Empty if nobody asked for it.
   std::function<void(OutputId first, OutputId last)> read_back = {};
-  // Writes an output, which is finished, once more.
+  // Writes a finished output once more.
   std::function<void(OutputId out)> write_again = {};
 };
 
-// Owned by one thread; write_at and finish come from any. The plan must outlive it.
+// Owned by one thread; any thread calls write_at and finish. The plan must outlive it.
 class Output : public Sink {
  public:
-  // Once, before the first write: looks whether something is in the way, removes what killed runs
-  // have left, and makes the place where files are written until the commit. Throws UsageError for
-  // what is in the way, IoError.
+  // Call it once, before the first write. Checks whether anything is in the way, removes left-overs
+  // of killed runs, and makes the place for files until the commit. Throws UsageError for files in
+  // the way, IoError.
   virtual void prepare() = 0;
-  // Instead of prepare(), for who writes nothing: throws what it would. Returns what it would say
-  // of the space; "" if that suffices.
+  // Instead of prepare(), for callers that write nothing: throws as prepare() would. Returns its
+  // message about too little space; "" if the space suffices.
   virtual std::string check() = 0;
-  // Once, after execute(). Throws UsageError for a file that has appeared meanwhile and IoError:
-  // then the output is as it was before, or the message says of each path what is there.
+  // Call it once, after execute(). Throws UsageError for a file that has appeared meanwhile, and
+  // IoError. Then the output is as it was before, or the message names the files that are there.
   virtual void commit(const Pointer& pointer, const CommitHelp& help) = 0;
-  // Instead of commit(): removes what prepare() has made and what was written, unless another run
-  // can go on with it; with `forever` that, too. The destructor does so, too, but without a word.
+  // Instead of commit(): removes the work of prepare() and all files written, unless another run
+  // can resume with them; with `forever` even then. The destructor does so too, ignoring errors.
   virtual void give_up(bool forever) = 0;
-  // What a user should know: left-overs of other runs, what could not be removed, and of a commit
-  // what may not last.
+  // Notes for the user: left-overs of other runs, files that could not be removed, and results of a
+  // commit that may not last.
   virtual const std::vector<std::string>& notes() const = 0;
 };
 

@@ -1,8 +1,8 @@
-// OutputSums: what was meant to be written, so that it can be compared with what is there.
+// OutputSums: checksums of the planned output, to compare with the files.
 //
-// A sink in front of another one: it keeps the CRC32 of each chunk of each output. Memory: 64 bytes
-// or so a chunk, and as much for each place of a digest that is not written yet. A run that goes on
-// where another one stopped takes over what that one has written.
+// A sink in front of another one: it keeps the CRC32 of each chunk of each output. Memory: about 64
+// bytes for each chunk, and for each place of a digest that is not written yet. A resumed run takes
+// over the checksums of the stopped one.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 namespace dsckpt {
 
-// A file, and the checksums of the pieces that were meant for it.
+// A file, and the checksums of the pieces that it must have.
 struct MeantFile {
   std::filesystem::path path = {};    // where it is now; in `folder`, if there is one
   std::optional<Folder> folder = {};  // of this user alone
@@ -49,20 +49,20 @@ class OutputSums : public Sink {
   bool wants_digests_early() const override { return target_.wants_digests_early(); }
   void finish(OutputId out) override;
 
-  // What is meant to be in the files of all outputs that were written, after the last finish().
-  // `path` says where an output is now, `display` what an error calls it. Of outputs [first, last).
-  // Whoever's paths are in a folder sets that.
+  // The planned contents of the files of all outputs [first, last) that were written, after the
+  // last finish(). `path` gives the present path of an output, `display` its name in errors. The
+  // caller sets `folder` if the paths are in one.
   std::vector<MeantFile> meant(const std::function<std::filesystem::path(OutputId)>& path,
                                const std::function<std::string(OutputId)>& display,
                                OutputId first = 0, OutputId last = ~OutputId{0}) const;
-  // Of it about the last `bytes` that were written.
+  // The same for about the last `bytes` that were written.
   std::vector<MeantFile> last_meant(uint64_t bytes,
                                     const std::function<std::filesystem::path(OutputId)>& path,
                                     const std::function<std::string(OutputId)>& display) const;
-  // That were written.
+  // The number of bytes written.
   uint64_t bytes() const;
 
-  // What has been written so far; not while anything is.
+  // The writes so far; not to be taken during one.
   struct State {
     struct Written {
       OutputId out = 0;
@@ -73,8 +73,8 @@ class OutputSums : public Sink {
     std::vector<Written> written = {};  // in order
   };
   State state() const;
-  // Adds what another object for the same plan was given. Throws CorruptError for what cannot be of
-  // that plan.
+  // Adds the writes of another object for the same plan. Throws CorruptError for writes that cannot
+  // be of that plan.
   void restore(const State& state);
 
  private:

@@ -1,7 +1,7 @@
 // PackedOutput: writes the files of tensors of a plan as packed files (format/FORMATS.md).
 //
-// A frame is compressed by whoever hands in its last byte, and stored behind the one before it.
-// What is written depends neither on the number of threads nor on the size of units.
+// The thread that hands in the last byte of a frame compresses it, and stores it behind the frame
+// before. The output depends neither on the number of threads nor on the size of units.
 #pragma once
 
 #include <atomic>
@@ -22,9 +22,9 @@ namespace dsckpt {
 
 class PackedOutput : public Sink {
  public:
-  // Both must outlive this. `target` is a sink of the same outputs: those that is_packable() are
-  // given the bytes of packed files, the others what this is given. `level`: FrameEncoder's.
-  // `sha256`, by output or empty: of the content, where it is known.
+  // Both must outlive this. `target` is a sink of the same outputs. It gets packed files for those
+  // that is_packable(), and the original bytes for the others. `level` is FrameEncoder's. `sha256`
+  // has the hashes of contents that are known, by output, or is empty.
   PackedOutput(const CopyPlan& plan, Sink& target, int level,
                std::vector<std::optional<Sha256Digest>> sha256 = {});
   ~PackedOutput() override;
@@ -32,7 +32,7 @@ class PackedOutput : public Sink {
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
 
-  // What `target` was given so far.
+  // The number of bytes that `target` got so far.
   uint64_t bytes_stored() const { return bytes_stored_; }
 
  private:

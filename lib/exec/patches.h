@@ -1,12 +1,13 @@
-// Patches: the places in outputs where digests go (Digest::patches), and who writes them.
+// Patches: the places in outputs where digests go (Digest::patches), and the threads that write
+// them.
 //
-// A byte of an output is written as it is to be, or not at all. A unit that has a place is written
-// around it, unless its writer knows the digest by then; whoever comes to know it later writes what
-// is left out. So a process that was suspended while others did its work, and goes on when they
-// have committed, writes what is there already.
+// A byte of an output is written with its final value, or not at all. A unit with a place is
+// written around it, unless its writer knows the digest by then. The thread that learns the digest
+// later writes the place. So a suspended process may wake after others have done its work and
+// committed: it only writes bytes that are already there.
 //
-// Which of the two it is follows from how the plan is cut into units, and from nothing else. So
-// ranks, and a run that goes on with another one, agree about it.
+// The cut of the plan into units alone decides which of the two happens. So ranks, and a resumed
+// run, agree about it.
 #pragma once
 
 #include <array>
@@ -26,15 +27,16 @@ using PatchBytes = std::array<std::byte, sizeof(uint32_t)>;
 constexpr uint64_t kPatchBytes = sizeof(PatchBytes);
 PatchBytes patch_bytes(uint32_t crc);
 
-// Offsets by output, rising; of outputs that have any.
+// Offsets by output, rising; only of outputs that have any.
 using Patches = std::unordered_map<OutputId, std::vector<uint64_t>>;
 Patches patches_of(const CopyPlan& plan);
 
-// Whether the writer of `unit`, one of `units`, knows the digest: the thread that takes a batch has
-// read all of the digest's range, or there is nothing in it.
+// True if the writer of `unit`, one of `units`, knows the digest: the thread of its batch has read
+// the digest's whole range, or the range is empty.
 bool is_known(const Units& units, const Digest& digest, const PlanUnit& unit);
 
-// Writes `crc` where the writers of units have left it out. `units`: of the whole plan.
+// Writes `crc` to the places that the writers of units left out. `units` are those of the whole
+// plan.
 void write_left_out(const Units& units, const Digest& digest, uint32_t crc, Sink& sink);
 
 }  // namespace dsckpt

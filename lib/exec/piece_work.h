@@ -1,8 +1,7 @@
-// PieceWork: work of a group that is a list of pieces, of which rank 0 does its own as the others
-// do.
+// PieceWork: a group's work on a list of pieces. Rank 0 does its pieces as the other ranks do.
 //
-// A task is the numbers of its pieces and what is to be done with them; the answer is these numbers
-// and what came of each.
+// A task has the numbers of its pieces and the operation on them. The answer has these numbers and
+// the result of each piece.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +21,10 @@ namespace dsckpt {
 
 class PieceWork : public SharedWork {
  public:
-  // `reading.group` is there. Both must outlive this.
+  // `reading.group` is set. Both must outlive this.
   PieceWork(const RankJob& job, const Reading& reading);
 
-  // Adds to progress.bytes_total. Throws what dispatch() throws.
+  // Adds to progress.bytes_total. Throws as dispatch().
   void run();
 
   std::string task(const BatchRange& batches) const final;
@@ -33,16 +32,16 @@ class PieceWork : public SharedWork {
   Done absorb(std::string_view answer) final;
 
  protected:
-  // What one rank reads at once is some seconds of a slow disk's.
+  // The most bytes that a rank reads at once: some seconds of a slow disk.
   static constexpr uint64_t kPieceBytes = 16 << 20;
 
-  // In the order in which they are read. `file`: the number of one that it reads, of the job's.
+  // In the order of reading. `file` is the job's number of a file that the piece reads.
   void add_piece(uint64_t bytes, std::optional<FileId> file = {});
-  // What a task says after the numbers of its pieces.
+  // Writes the rest of a task, behind the numbers of its pieces.
   virtual void write_task(VarintWriter& task, const BatchRange& pieces) const = 0;
-  // As any rank does it, which has opened `inputs`.
+  // Does a task on any rank that has opened `inputs`.
   virtual std::string answer(std::string_view task, RankInputs& inputs, Progress& progress) = 0;
-  // What an answer says after the numbers.
+  // Reads the rest of an answer, behind the numbers.
   virtual void take(const BatchRange& pieces, VarintReader& answer) = 0;
 
  private:
@@ -52,7 +51,7 @@ class PieceWork : public SharedWork {
   std::vector<Shares::Piece> pieces_;
 };
 
-// The numbers of pieces, as tasks and answers have them.
+// Reads the numbers of pieces in a task or an answer.
 BatchRange read_range(VarintReader& reader);
 void write_range(VarintWriter& writer, const BatchRange& range);
 

@@ -1,8 +1,8 @@
-// Portion: batches of a plan that follow each other, as work for any rank of a group.
+// Portion: consecutive batches of a plan, as work for any rank of a group.
 //
-// A rank that does a portion needs nothing else of the plan, and no file's metadata: where every
-// byte comes from is in it. A portion is cut between batches (units.h); the outputs at its ends may
-// be others' as well.
+// A portion is complete: it has the source of every byte. A rank needs nothing else of the plan for
+// it, and no file's metadata. A portion is cut between batches (units.h), so the outputs at its
+// ends may be shared with other portions.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Portion {
   static Portion decode(std::string_view bytes);
 };
 
-// What came of a portion, numbered as in the whole plan.
+// The result of a portion, with the numbers of the whole plan.
 struct PortionResult {
   BatchRange batches = {};
   PartSums sums = {};
@@ -50,7 +50,7 @@ struct PortionResult {
   static PortionResult decode(std::string_view bytes);
 };
 
-// Cuts portions out of a run. All it is given must outlive it. Any thread.
+// Cuts portions out of a run. All arguments must outlive it. Any thread.
 class PortionCutter {
  public:
   PortionCutter(const CopyPlan& plan, const Units& units, const RecordUse& use,
@@ -69,30 +69,30 @@ class PortionCutter {
   std::vector<uint64_t> digests_;  // all of the plan's, in the order of their outputs
 };
 
-// How portions are run.
+// Options for running portions.
 struct PortionOptions {
   unsigned threads = 0;
   uint64_t limit_rate = 0;
   std::optional<int> pack = {};  // PackedOutput's level
-  // Of all outputs of the whole run, for PackedOutput; or empty.
+  // The hashes of all outputs of the whole run, for PackedOutput; or empty.
   std::vector<std::optional<Sha256Digest>> sha256 = {};
   bool keep_sums = false;  // fill in PortionResult::written
 };
 
-// A portion on its way.
+// A running portion.
 class PortionRun {
  public:
-  // `inputs`: of the portion, in the order of `part.files`. `make_sink` gives the sink of the
+  // `inputs` are the portion's, in the order of `part.files`. `make_sink` makes the sink of the
   // part's outputs, which may borrow the part. `limit` and `progress` must outlive this.
   PortionRun(Portion portion, InputFiles inputs,
              const std::function<std::unique_ptr<Sink>(const PlanPart&)>& make_sink,
              RateLimit& limit, Progress& progress, const PortionOptions& options);
 
   const BatchRange& batches() const { return portion_.batches; }
-  // PartRun's.
+  // As PartRun::work().
   void work();
   void stop();
-  // Once, when all calls of work() have returned.
+  // Call it once, when all calls of work() have returned.
   PortionResult result();
 
  private:
@@ -105,11 +105,11 @@ class PortionRun {
   std::optional<PartRun> run_;
 };
 
-// Runs portions on `threads` (0: default_threads()), all of them on one; when it has nothing left
-// to begin they go on with the next one, while the last of them end it. So the disk is not left
-// idle between two. `next` may wait, and gives nullptr when there are none any more; `done` is told
-// of each. Both are called by any thread, `next` by one at a time. Throws what they and work()
-// throw; of the latter `failed`, if it is not empty, is told before.
+// Runs portions on `threads` (0: default_threads()), all threads on the same one. Threads without
+// work begin the next portion while others finish the last, so the disk is never idle. `next` may
+// wait, and returns nullptr when none are left; `done` is called for each portion. Any thread calls
+// them, `next` one at a time. Throws the errors of both and of work(). Errors of work() are first
+// passed to `failed`, if it is not empty.
 using OnPortionFailed = std::function<void(const BatchRange&, const std::exception&)>;
 void run_portions(unsigned threads, const std::function<std::unique_ptr<PortionRun>()>& next,
                   const std::function<void(PortionResult)>& done,
@@ -120,7 +120,7 @@ struct PortionTask {
   Portion portion;
   InputFiles inputs;
 };
-// The same of portions whose outputs are staged at `place`; nullopt: there are none any more.
+// The same for portions whose outputs are staged at `place`; nullopt: no portions are left.
 void run_staged_portions(const StagingPlace& place, const PortionOptions& options,
                          Progress& progress,
                          const std::function<std::optional<PortionTask>()>& next,

@@ -1,4 +1,4 @@
-// RankInputs: the inputs of a run as one of its ranks opens them.
+// RankInputs: the inputs of a run, opened by one of its ranks.
 #pragma once
 
 #include <map>
@@ -10,15 +10,14 @@
 
 namespace dsckpt {
 
-// What is read of a job's inputs, opened as it is needed. One thread at a time; the files that it
-// gives from any.
+// Opens a job's inputs when they are needed. One thread at a time; any thread may use the files.
 class RankInputs {
  public:
-  // Both must outlive it. `group`: nullptr where all see all files.
+  // Both must outlive it. `group` is nullptr if all ranks see all files.
   RankInputs(const RankJob& job, const Group* group) : job_(job), group_(group) {}
 
-  // The number here of an input of the job. Throws IoError if it is another file here than on
-  // rank 0, or than when the job was planned.
+  // Returns this rank's number for an input of the job. Throws IoError if the file differs from the
+  // one on rank 0, or from the one that was planned.
   FileId open(FileId input);
   std::vector<FileId> open(const std::vector<FileId>& inputs);
   const InputFiles& files() const { return files_; }

@@ -1,9 +1,9 @@
-// What the ranks of a group say to each other during a run (group/group.h), and how it is written.
+// The messages between ranks of a group during a run (group/group.h), and their encoding.
 //
-// Rank 0 has the plan. It tells the others where inputs and outputs are (`job`), and gives them
-// tasks as they `want` them: portions of the plan, or something to read and look at. Of each
-// they say what came of it (`done`). When no task is left they say so (`left`). A rank that fails
-// says why (`failed`), and rank 0 has all stop.
+// Rank 0 has the plan. It sends the places of inputs and outputs (`job`), and then a task each time
+// a rank `want`s one: a portion of the plan, or files to read and examine. The rank sends the
+// result of each task (`done`). When no task is left, it reports that (`left`). A rank that fails
+// sends the reason (`failed`), and rank 0 stops all ranks.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ enum class Word : uint32_t {
   serving,
 };
 
-// What the tasks of a job are.
+// The kind of tasks in a job.
 enum class Tasks : uint8_t {
   portions,     // Portion; what comes of one is a PortionResult
   extent_sums,  // extent_sums.h
@@ -48,7 +48,7 @@ enum class Tasks : uint8_t {
   questions,    // which the Answer that follow() was given knows
 };
 
-// What a rank must know of a run besides its tasks.
+// The facts of a run that a rank needs besides its tasks.
 struct RankJob {
   // An input as rank 0 sees it: `path` as it was opened, absolute.
   struct Input {
@@ -56,39 +56,39 @@ struct RankJob {
     std::string display = {};
     uint64_t stored_size = 0;
     int64_t modified = 0;
-    // Where nodes have files of their own (node_files.h): the rank that has it, and what it is
-    // stored in there. -1: all see it at `path`.
+    // If nodes have files of their own (node_files.h): the rank that has the file, and the path of
+    // its stored form there. -1: all ranks see it at `path`.
     int owner = -1;
     std::string path_there = {};
   };
   std::vector<Input> inputs = {};
   Tasks tasks = Tasks::portions;
-  // Of portions; of what is read back `options.limit_rate`.
+  // For portions. Read-back jobs use `options.limit_rate`.
   StagingPlace place = {};
   PortionOptions options = {};
-  // Wait after each portion until it is on the disk, or after the last one.
+  // Sync to disk after each portion, or after the last one.
   bool sync_portions = false;
   bool sync_last = false;
 
-  // All of them, after those that are there, in their order.
+  // Appends all files, in their order.
   void add_inputs(const InputFiles& files);
 
   std::string encode() const;
   static RankJob decode(std::string_view bytes);
 };
 
-// Of `bytes_per_second` by all ranks; 0: no limit.
+// A rank's part of `bytes_per_second` for all ranks; 0: no limit.
 uint64_t rate_of_rank(uint64_t bytes_per_second, int ranks);
 
 std::string encode_number(uint64_t number);
 uint64_t decode_number(std::string_view bytes);
 
-// Any exception, as the error that another process is to report; not an Error is a bug, and stays
-// one.
+// Encodes any exception as an error for another process to report. An exception that is no Error is
+// a bug, and stays one.
 std::string encode_failure(const std::exception& failure);
-// Throws it there, with `who` in front, unless that is empty.
+// Throws it there, with `who` in front, unless `who` is empty.
 [[noreturn]] void throw_failure(std::string_view bytes, const std::string& who);
-// Whether it is the failure of that rank, rather than what any rank would have found in the files.
+// True for a failure of that rank; false for one that any rank would find in the files.
 bool is_of_rank(std::string_view failure);
 
 }  // namespace dsckpt

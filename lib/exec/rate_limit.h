@@ -1,4 +1,4 @@
-// RateLimit: a run that leaves a shared disk to others.
+// RateLimit: slows a run down, so that it leaves a shared disk to others.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,8 @@ class RateLimit {
 
   uint64_t rate() const { return rate_; }
 
-  // Waits for the turn of `bytes`: all together never are ahead of the rate by more than what was
-  // taken last. Any thread.
+  // Waits until `bytes` may move. Together, all threads exceed the rate by no more than the last
+  // call's bytes. Any thread.
   void take(uint64_t bytes);
 
  private:

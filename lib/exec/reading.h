@@ -1,4 +1,4 @@
-// Reading: who reads, of what is only read and looked at.
+// Reading: the threads and ranks for jobs that only read and examine files.
 #pragma once
 
 #include "dsckpt/run.h"

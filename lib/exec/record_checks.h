@@ -1,13 +1,13 @@
-// RecordChecks: the CRC32 of input records, computed on the way.
+// RecordChecks: computes the CRC32 of input records while they are read.
 //
-// A record is checksummed piece by piece by whoever reads it; the pieces are combined at the end.
-// What the plan leaves out of a record that it reads from (padding, mostly) is read besides, so
-// that the check costs no second pass. Operands of means, all but the first of what must be the
-// same, columns of an interleave whose rows lie apart, and pieces that reach from one record into
-// the next are not checksummed where they are used; they are read besides, too.
+// Each reader checksums its piece of a record; the pieces are combined at the end. Bytes of a used
+// record that the plan leaves out (mostly padding) are read extra, so no second pass is needed.
+// Some bytes are not checksummed where they are used. These are operands of means, all but the
+// first operand of a same, columns of an interleave whose rows lie apart, and pieces that span two
+// records. They are read extra as well.
 //
-// Where a plan wants a little of much, reading the rest would be most of the work: then the records
-// of which the least is left out are checked, and unchecked() says of how many that is not so.
+// If a plan reads a little of many records, reading the rest would be most of the work. Then the
+// records with the smallest rest are checked, and unchecked() has the number of the others.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace dsckpt {
 
-// The CRC32 of a part of a record, which is known by its number in the order of files and offsets.
+// The CRC32 of a part of a record. Records are numbered in the order of files and offsets.
 struct RecordPiece {
   uint32_t record = 0;
   uint64_t offset = 0;  // in the file
@@ -28,10 +28,10 @@ struct RecordPiece {
   uint32_t crc = 0;
 };
 
-// Which records the bytes that a plan reads belong to.
+// The records that the bytes read by a plan belong to.
 struct RecordUse {
   static constexpr uint32_t kNone = ~uint32_t{0};
-  // A range of a record that the plan itself does not read in a way that can be checked.
+  // A range of a record that the plan itself does not read in a form that can be checked.
   struct ExtraRead {
     uint32_t record = 0;
     Extent extent = {};
@@ -46,21 +46,21 @@ class RecordChecks {
   static constexpr uint32_t kNone = RecordUse::kNone;
   using ExtraRead = RecordUse::ExtraRead;
 
-  // What may be read besides: kMostBesides, or a share of what the plan reads, if that is more; and
-  // of each record 64 KiB, or a 64th, without asking.
+  // The limit of extra reads: kMostBesides, or a share of the plan's reads if that is more. Each
+  // record may have another 64 KiB, or a 64th of its size, in any case.
   static constexpr uint64_t kMostBesides = uint64_t{64} << 20;
   static constexpr uint64_t kShareBesides = 8;
 
-  // Of `records`, those that the plan reads any byte of are checked; with `all`, every one.
+  // Checks those of `records` that the plan reads any byte of; with `all`, every one.
   RecordChecks(const CopyPlan& plan, std::vector<InputRecord> records, bool all);
-  // What another process has decided for a part of its plan, that has `records` of them: this one
-  // only collects what is reported.
+  // Takes over the decision of another process for a part of its plan, with `records` records. This
+  // object only collects reports.
   RecordChecks(RecordUse use, size_t records);
 
-  // The record whose checksum the bytes of item `index`, which is no interleave, belong to, or
-  // kNone; of a same those of its first operand.
+  // The record of the bytes of item `index`, or kNone. The item is no interleave. For a same, the
+  // record of its first operand.
   uint32_t record_of_item(size_t index) const { return use_.of_item[index]; }
-  // The same of a column of an interleave and of an operand of a weighted mean, given its index in
+  // The record of a column of an interleave, or of an operand of a weighted mean, by its index in
   // the plan's operands.
   uint32_t record_of_operand(size_t index) const { return use_.of_operand[index]; }
   const std::vector<ExtraRead>& extra_reads() const { return use_.extra_reads; }
@@ -68,15 +68,16 @@ class RecordChecks {
   uint64_t checked() const { return checked_; }
   uint64_t unchecked() const { return unchecked_; }
 
-  // The CRC32 of `extent`, part of `record`. Any thread.
+  // Reports the CRC32 of `extent`, a part of `record`. Any thread.
   void report(uint32_t record, Extent extent, uint32_t crc);
-  // All that was reported, neighbours joined. Not while anything is.
+  // All reports, with neighbours joined. Not during a report.
   std::vector<RecordPiece> reported() const;
-  // Reports what another object of the same plan and records was reported. Throws CorruptError for
-  // what no such object can have.
+  // Adds the reports of another object for the same plan and records. Throws CorruptError for
+  // reports that no such object can have.
   void restore(const std::vector<RecordPiece>& pieces);
-  // After the last report. Throws CorruptError that names the first record that is wrong, and
-  // std::logic_error for one that should be checked and was not, wholly: nobody may commit that.
+  // Call it after the last report. Throws CorruptError that names the first wrong record. Throws
+  // std::logic_error for a record that was to be checked and was not, or not wholly: the output
+  // must not be committed.
   void verify(const InputFiles& inputs) const;
 
  private:
@@ -90,8 +91,8 @@ class RecordChecks {
   uint64_t checked_ = 0;
   uint64_t unchecked_ = 0;
   std::mutex mutex_;
-  // What was reported of each record, by its offset in the file. Neighbours become one at once, so
-  // that there are only a few, whatever the size of the record.
+  // The reports of each record, by offset in the file. Neighbours are joined at once, so only a few
+  // exist, whatever the record's size.
   std::vector<std::map<uint64_t, Piece>> pieces_;
 };
 

@@ -1,4 +1,4 @@
-// ShareForecast: what each rank of a group would do of a run, found out by one process.
+// ShareForecast: the expected work of each rank of a group, computed by one process.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace dsckpt {
 
-// Of a rank that does its share: it helps nobody, and nobody helps it.
+// For a rank that does exactly its share, without help to or from others.
 struct RankForecast {
   uint64_t bytes_written = 0;
   uint64_t bytes_read = 0;      // also only to be checked
@@ -22,7 +22,7 @@ struct RankForecast {
   uint64_t plan_bytes = 0;  // of its portions, as they are sent; rank 0 is sent none
 };
 
-// What is known of the machines, in bytes a second; 0: nothing.
+// Known rates of the machines, in bytes a second; 0: unknown.
 struct StatedRates {
   uint64_t disk = 0;     // that a rank reads and writes
   uint64_t network = 0;  // that rank 0 sends
@@ -34,17 +34,17 @@ struct ShareForecast {
   uint64_t shared_outputs = 0;  // of these, those that several ranks write
   StatedRates rates = {};
 
-  // The largest share over the mean; 1 where there is nothing to do.
+  // The largest share divided by the mean; 1 if there is nothing to do.
   double balance() const;
   uint64_t plan_bytes() const;  // that rank 0 sends
-  // That a rank reads and writes, at the disk's rate; 0 without one.
+  // The time that a rank reads and writes, at the disk's rate; 0 if the rate is unknown.
   double seconds(const RankForecast& rank) const;
-  // Until the last rank has done its share, and rank 0, meanwhile, has sent all of them.
+  // The time until the last rank has done its share, and rank 0 has sent all portions meanwhile.
   double seconds() const;
 };
 
-// What execute_in_group() would have the ranks do: the same units, shares and portions, which are
-// cut and encoded to be counted. `use`: what is checked of the input (RecordChecks).
+// Forecasts execute_in_group(): the same units, shares and portions, which are cut and encoded only
+// to count them. `use` says which input is checked (RecordChecks).
 ShareForecast forecast_shares(const CopyPlan& plan, const RecordUse& use, uint64_t unit_bytes,
                               const ShareOptions& options);
 

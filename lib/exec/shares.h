@@ -1,9 +1,9 @@
-// Shares: which rank of a group does what of a run.
+// Shares: distributes the batches of a run over the ranks of a group.
 //
-// Every rank has a contiguous share of the batches, all of the same bytes but for a cut, and takes
-// it portion by portion from its front. A rank that has nothing left takes the last portion of the
-// one that has most: so a slow node is relieved. Which rank writes a byte does not decide what it
-// is.
+// Every rank has a contiguous share of the batches, all of equal bytes except for the cuts. It
+// takes its share portion by portion from the front. An idle rank takes the last portion of the
+// rank that has most left, which relieves a slow node. The bytes of the output do not depend on the
+// rank that writes them.
 #pragma once
 
 #include <cstdint>
@@ -20,55 +20,54 @@ namespace dsckpt {
 
 struct ShareOptions {
   int ranks = 1;
-  // Outputs are cut at multiples of it, or as near before as a unit ends there; a multiple of the
-  // units' size. The pages of a network's file system must not be two ranks'.
+  // Outputs are cut at multiples of it, or at the end of the last unit before. It is a multiple of
+  // the units' size. Two ranks must not share a page of a network's file system.
   uint64_t cut_bytes = 1 << 20;
-  // Outputs are never cut: they are packed.
+  // If true, outputs are never cut, because they are packed.
   bool whole_outputs = false;
-  // Portions of about so many bytes, and no longer unless they must not be cut; 0: as they suit
-  // ranks that are not equally fast.
+  // The approximate bytes of a portion, which is longer only if it must not be cut. 0: a size that
+  // suits ranks of different speed.
   uint64_t portion_bytes = 0;
-  // The rank that has most of what a batch reads; not set: all see all files.
+  // The rank that has most of the input of a batch; if empty, all ranks see all files.
   std::function<int(uint64_t batch)> owner = {};
 };
 
 // One thread at a time.
 class Shares {
  public:
-  // A portion is an eighth of what is left of its share, but not shorter than a 64th of the share
-  // or kShortest (a 16th of the share, if that is shorter): so ranks that are not equally fast end
-  // at about the same time. None is longer than kLongest, and no more of the plan's literals than
-  // kMostLiterals begin in it, unless it must not be cut.
+  // A portion is an eighth of the rest of its share. It is not shorter than a 64th of the share or
+  // kShortest (a 16th of the share, if that is shorter), so that ranks of different speed end at
+  // about the same time. It is not longer than kLongest, and no more than kMostLiterals of the
+  // plan's literals begin in it, unless it must not be cut.
   static constexpr uint64_t kShortest = 1 << 20;
   static constexpr uint64_t kLongest = uint64_t{4} << 30;
   static constexpr uint64_t kMostLiterals = uint64_t{16} << 20;
 
-  // `done`: batches that nobody needs to do any more, rising.
+  // `done`: finished batches, rising.
   Shares(const Units& units, std::span<const BatchRange> done, const ShareOptions& options);
 
-  // Batches that are one rank's.
+  // Batches that one rank takes.
   struct Piece {
     BatchRange batches;
     uint64_t bytes = 0;
     int owner = -1;  // the rank whose share it is, since it has what is read; -1: by the bytes
     uint64_t literals = 0;  // bytes that are sent along
   };
-  // Of pieces in the order of their batches. What is given out as a whole is `longest` bytes at
-  // most, or one piece.
+  // From pieces in the order of their batches. A portion has at most `longest` bytes, or one piece.
   Shares(std::span<const Piece> pieces, int ranks, uint64_t longest = kLongest);
 
-  // What `rank` is to do next; nothing if all is taken.
+  // The next portion for `rank`; nothing if all are taken.
   std::optional<BatchRange> take(int rank);
   // Of all ranks.
   size_t portions_left() const;
-  // That were never taken by its owner, of `rank`.
+  // The bytes in the share of `rank` that nobody has taken.
   uint64_t bytes_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
 
  private:
-  // How `total` bytes are dealt out, and how many have been.
+  // The distribution of `total` bytes, and its progress.
   struct Dealing {
     Dealing(uint64_t total, size_t ranks, uint64_t most);
-    // How many bytes of a portion are enough, which begins where `begin` bytes have been dealt.
+    // The bytes of a portion that begins where `begin` bytes are already distributed.
     uint64_t portion_at(uint64_t begin, const Piece& piece) const;
 
     uint64_t share;

@@ -1,4 +1,4 @@
-// Sink: where the bytes of a plan go.
+// Sink: receives the bytes of a plan's outputs.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,12 @@ namespace dsckpt {
 class Sink {
  public:
   virtual ~Sink() = default;
-  // Any thread. Every byte of an output is given once, and is then what it is to be: the places of
-  // a digest (patches.h) are left out until that is known, and come with all of the output, or when
-  // it is done.
+  // Any thread. Every byte of an output is given once, with its final value. The places of a digest
+  // (patches.h) are left out until it is known. They come with the rest of the output, or at its
+  // end.
   virtual void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) = 0;
-  // Whether it wants a digest as soon as that is known, and not when all else of the output is
-  // written.
+  // True if it needs a digest as soon as that is known, and not after all other bytes of the
+  // output.
   virtual bool wants_digests_early() const { return false; }
   // Once for each output, by any thread, after its last write_at has returned.
   virtual void finish(OutputId out) = 0;

@@ -1,4 +1,4 @@
-// StageOptions: how a StagedOutput writes and commits.
+// StageOptions: options for the writing and the commit of a StagedOutput.
 #pragma once
 
 #include <cstdint>
@@ -15,30 +15,31 @@ struct JobIdentity;
 
 struct StageOptions {
   bool force = false;  // replace files that exist
-  // fsync files and folders, or if they are many their file system (syncfs), before and after the
-  // renames.
+  // Sync files and folders (fsync) before and after the renames; many files are synced with their
+  // file system (syncfs).
   bool durable = false;
-  // The output folder is the plan's files and nothing else: what is there is removed, which takes
-  // `force`, too.
+  // The output folder holds only the plan's files: other files there are removed, which also needs
+  // `force`.
   bool whole_folder = false;
-  // Of another folder that has its name by the time of the commit, such as another run's output:
-  // whether the path of a file's content there may be replaced. Empty: none may.
+  // Used if the output folder is another one by the time of the commit, such as another run's
+  // output. True if the path of a file's content there may be replaced. Empty: never.
   std::function<bool(const std::filesystem::path&)> may_replace = {};
   // Write large files past the page cache (OutputOptions::direct).
   bool direct = false;
   // The longest write through the page cache (OutputOptions::write_bytes).
   uint64_t write_bytes = OutputOptions().write_bytes;
-  // Of the staging folder, and so of all files in it, whatever becomes their name; `bytes` not 0.
+  // The striping of the staging folder, and so of all files in it, whatever their final names;
+  // `bytes` is not 0.
   std::optional<Striping> stripe = {};
   // Other processes write into the staging folder as well (place()).
   bool shared = false;
-  // The outputs that are packable (frame_cuts.h) are called PATH.dspack, and their sizes are not
-  // those of the plan: a PackedOutput writes them.
+  // Outputs that are packable (frame_cuts.h) are called PATH.dspack, and a PackedOutput writes
+  // them. Their sizes differ from those in the plan.
   bool packed = false;
-  // Of a run that another one can go on with, or that goes on with another one; else nullptr. Must
-  // outlive the StagedOutput.
+  // For a run that can be resumed, or that resumes another; else nullptr. It must outlive the
+  // StagedOutput.
   const JobIdentity* job = nullptr;
-  // With `job`: only to go on. What another run has committed meanwhile is not begun anew.
+  // With `job`: only resume. If another run has committed meanwhile, do not start anew.
   bool only_goes_on = false;
 };
 

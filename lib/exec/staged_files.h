@@ -1,4 +1,4 @@
-// StagedFiles: the files that outputs are written to before they get their final names.
+// StagedFiles: the files of outputs until they get their final names.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@
 
 namespace dsckpt {
 
-// Of a run whose outputs are packed: whether this one is (frame_cuts.h). Its size is not the
-// plan's.
+// True if the output is packed in a run that packs its outputs (frame_cuts.h). Its size then
+// differs from the plan's.
 bool is_stored_packed(const PlannedFile& file, bool packed);
-// What a file is called below the output folder: PATH, or PATH.dspack if it is packed.
+// The path of a file below the output folder: PATH, or PATH.dspack if it is packed.
 std::string stored_name(const PlannedFile& file, bool packed);
 
-// How the outputs of a run are staged: what all of its ranks must know.
+// The staging of a run's outputs: the facts that all its ranks need.
 struct StagingPlace {
   std::filesystem::path path = {};      // the staging folder
   std::optional<Folder> folder = {};    // the same, where it is open already
   std::filesystem::path files_in = {};  // the folder of the files in it
-  // Another one in it, for packed files that are not whole, if `are_there`: each attempt at one has
-  // a name of its own there, since their bytes come in no order that others could go on with.
+  // A second subfolder, for incomplete packed files, if `are_there`. Each attempt at one has a name
+  // of its own there, since its bytes come in no order that another process could continue.
   std::filesystem::path attempts_in = {};
   std::filesystem::path target = {};  // where they will be, for messages
   bool packed = false;                // is_stored_packed()
@@ -36,20 +36,20 @@ struct StagingPlace {
   // The longest write through the page cache.
   uint64_t write_bytes = OutputOptions().write_bytes;
   bool durable = false;  // each is synced (fsync) before it is closed
-  // Files may be there already: others write them, too, or a run before has.
+  // True if files may exist already, because other processes write them or an earlier run did.
   bool are_there = false;
 
-  // Whether its bytes are written past the page cache.
+  // True if its bytes are written past the page cache.
   bool is_direct(const PlannedFile& file) const;
   // The staging folder. Throws IoError, and UsageError if it is not this user's.
   Folder open() const;
 };
 
-// The outputs of `plan`, which must outlive this. A file is made at its first write and closed by
-// finish(); after that one that is not packed may be written to again if `place.are_there`.
+// The outputs of `plan`, which must outlive this. A file is created at its first write and closed
+// by finish(). Afterwards, a file that is not packed may be written again if `place.are_there`.
 class StagedFiles : public Sink {
  public:
-  // Throws what StagingPlace::open() throws.
+  // Throws as StagingPlace::open().
   StagedFiles(const CopyPlan& plan, StagingPlace place);
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;

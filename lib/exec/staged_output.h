@@ -1,21 +1,29 @@
 // StagedOutput: output files that appear under their final names only when all of them are
 // complete.
 //
-// Protocol. (1) Check that nothing is in the way, remove what killed runs have left there, and
-// check that the space suffices. (2) Make a staging folder, inside the output folder or, if that is
-// new or replaced as a whole, beside it, so that a rename never crosses a file system; sign it
-// (staging_owner.h). (3) Write and close every file there. (4) commit(): a whole folder is renamed,
-// or exchanged with the old one. Otherwise, if files are replaced, take away the old last file
-// first (the last one is the index that points at the others); rename one by one in the plan's
-// order, the last one last. What was there before is kept in the staging folder, and put back if
-// not all can be renamed. (5) Remove the staging folder, and without a commit whatever folders
-// prepare() made. The two ways to commit are in commit.h.
+// Protocol:
 //
-// With StageOptions::job the staging folder has a name that the next run of the same job finds
-// (resumable_folder()), stays when the run stops, and holds what journal.h describes. The folder of
-// the files in it has another name in every run: a process of a run before that was suspended, and
-// goes on, finds no file any more, and can make none. It may write to files that it has open: it
-// has the same bytes for them (patches.h).
+// (1) Check that nothing is in the way, remove left-overs of killed runs, and check that the space
+// suffices.
+//
+// (2) Make a staging folder and sign it (staging_owner.h). It lies in the output folder, or beside
+// it if that is new or replaced as a whole, so that a rename never crosses a file system.
+//
+// (3) Write and close every file there.
+//
+// (4) commit(): a whole folder is renamed, or exchanged with the old one. Otherwise, if files are
+// replaced, take away the old last file first: it is the index that points at the others. Rename
+// the files one by one in the plan's order, the last one last. Old files stay in the staging
+// folder, and are put back if not all renames succeed.
+//
+// (5) Remove the staging folder, and without a commit the folders that prepare() made. commit.h has
+// the two ways to commit.
+//
+// With StageOptions::job the next run of the same job can find the staging folder by its name
+// (resumable_folder()). It stays when the run stops, and holds the files of journal.h. Its
+// subfolder for files has another name in every run. So a suspended process of an earlier run that
+// wakes up finds no file, and cannot create any. It may still write to files that it has open: its
+// bytes for them are the same (patches.h).
 #pragma once
 
 #include <cstdint>
@@ -39,51 +47,51 @@ namespace dsckpt {
 class Commit;
 struct Staging;
 
-// A file stands for its content (content_name.h): a new one takes the place of whatever held the
-// same content before, compressed or not.
+// A file stands for its content (content_name.h). A new file replaces any that held the same
+// content before, compressed or not.
 class StagedOutput : public Output {
  public:
-  // Looks at nothing yet.
+  // Does not access the disk yet.
   StagedOutput(const CopyPlan& plan, std::filesystem::path target, StageOptions options = {});
   ~StagedOutput() override;
 
-  // Steps 1 and 2. Throws UsageError if the target is not a folder or holds one of the plan's files
-  // and `force` is not set; IoError if the folder cannot be made or has not enough space. The
-  // destructor removes what it has made. With StageOptions::job: goes on in the folder of the run
-  // before, if there is one; throws UsageError if that is of another job, still runs, or may be of
-  // another user.
+  // Steps 1 and 2. Throws UsageError if the target is not a folder, or holds one of the plan's
+  // files and `force` is not set. Throws IoError if the folder cannot be made or lacks space. The
+  // destructor removes everything that was made. With StageOptions::job it resumes in the folder of
+  // the earlier run, if there is one. It throws UsageError if that is of another job, still runs,
+  // or may be of another user.
   void prepare() override;
-  // Throws also for a folder that cannot be written into. Not with StageOptions::job.
+  // Throws also for a folder that cannot be written to. Not with StageOptions::job.
   std::string check() override;
-  // Since prepare(): the staging folder, the one that it is in, and how files are staged in it.
+  // After prepare(): the staging folder, its parent folder, and the way that files are staged in it.
   const Folder& folder() const;
   const Folder& folder_above() const;
   StagingPlace place() const;
-  // Whether a run before had begun there.
+  // True if an earlier run had begun there.
   bool goes_on() const { return goes_on_; }
-  // Whether a run before had written everything there, so that only the commit is left.
+  // True if an earlier run had written everything there, so that only the commit is left.
   bool is_written() const;
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
 
-  // Also after a run that had written everything. What is read back was so before.
+  // Also after an earlier run that had written everything; its read-back is done already.
   void commit(const Pointer& pointer = {}, const CommitHelp& help = {}) override;
-  // Waits until everything that was written is on the device; not while anything is. Throws
-  // IoError.
+  // Waits until everything written is on the device; not during a write. Throws IoError.
   void sync();
-  // Where an output is, before and after the commit. A staged one also as a path in folder().
+  // The present path of an output, before and after the commit. A staged one may be a path in
+  // folder().
   std::filesystem::path staged_name(OutputId out) const;
   std::filesystem::path staged_path(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;
 
   void give_up(bool forever = false) override;
-  // What a run before has left is of no use: give_up() leaves it as it is, and does not say that
-  // the same command goes on.
+  // Declares the left-overs of the earlier run useless. give_up() then leaves them unchanged, and
+  // does not say that the same command resumes.
   void leave_run_before() { leaves_run_before_ = true; }
-  // Instead of commit(), with StageOptions::job: whoever goes on there has what was made.
+  // Instead of commit(), with StageOptions::job: leaves everything to the process that resumes.
   void hand_over();
-  // Those that prepare() has made for the output, outermost first.
+  // The folders that prepare() made for the output, outermost first.
   const std::vector<std::filesystem::path>& made_folders() const;
   const std::vector<std::string>& notes() const override { return notes_; }
 

@@ -1,10 +1,10 @@
-// Whose a staging folder is: so that a later run can tell what a killed one has left from what
-// somebody still writes.
+// The owner of a staging folder, by which a later run tells left-overs of a killed run from files
+// that are still being written.
 //
 // A folder is signed by a file `owner` in it, which the run keeps locked (flock) as long as it
-// lives. It says the host, the start of its kernel, the namespace of process numbers, the process
-// and when that began, the job and step of a batch system, and which folder it was written in: a
-// signature that was copied elsewhere says nothing of that folder.
+// lives. The file has the host, the start of its kernel, the namespace of process numbers, and the
+// process with its start. It also has the job and step of a batch system, and the folder that it
+// was written in. So a copied signature is not valid for another folder.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,16 @@ inline constexpr std::string_view kStagingPrefix = ".dsckpt-staging-";
 
 class StagingOwner {
  public:
-  // Signs `folder` for this process, in the place of whoever did it before. Where that fails it
-  // stays unsigned: what is written next will fail, too, and says it better. Throws UsageError if
-  // somebody else holds the lock, or what is called so is not a file of this user's.
+  // Signs `folder` for this process, and replaces an earlier signature. If that fails, the folder
+  // stays unsigned: the next write will fail too, with a better message. Throws UsageError if
+  // somebody else holds the lock, or if the file of that name is not this user's.
   explicit StagingOwner(const Folder& folder);
-  // Gives the lock back; the file stays.
+  // Releases the lock; the file stays.
   ~StagingOwner();
   StagingOwner(const StagingOwner&) = delete;
   StagingOwner& operator=(const StagingOwner&) = delete;
 
-  // Nobody writes there any more, though this process lives on.
+  // Declares that nobody writes there any more, though this process lives on.
   void unsign();
 
  private:
@@ -49,15 +49,15 @@ struct SignedBy {
 };
 SignedBy owner_of(const Folder& folder);
 
-// What a process says of itself where there is no lock, a line of JSON, and what is known of who
-// said that: surely dead is then only what this start of this kernel has run.
+// The line of JSON with which a process describes itself where there is no lock, and the state of
+// the process in such a line. Only processes of this start of this kernel can be surely dead.
 std::string owner_line();
 SignedBy owner_in(std::string_view line);
 
-// Removes the staging folders in `place` that are this user's and whose owners are dead, but for
-// those that a run can go on with (journal.h). Returns a note for each of these, for those of which
-// nobody knows and for those that others may have made: not for what somebody still writes. A
-// folder that cannot be listed has none.
+// Removes the staging folders in `place` that are this user's and whose owners are dead, except
+// those that a run can resume (journal.h). Returns a note for each of these exceptions, for folders
+// whose owner is unknown, and for those that others may have made. Folders that are still being
+// written get no note. A folder that cannot be listed has none.
 std::vector<std::string> clear_left_overs(const Folder& place);
 
 }  // namespace dsckpt

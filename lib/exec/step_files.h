@@ -1,13 +1,13 @@
-// StepFiles: what the steps of a conversion leave for each other in its staging folder.
+// StepFiles: the files that the steps of a conversion leave for each other in the staging folder.
 //
-// A conversion in steps is one that goes on (journal.h), by processes that share nothing but that
-// folder: one plans, any number work, one commits. `plan` says what there is to do, and `portions`
-// has it, one after the other: Portion::encode(). `results/N` says what came of portion N, and is
-// written when all that the portion has written is on the disk. `failed/N.HOST` says why there is
-// none. Each is written beside itself and renamed, and has a checksum: who finds one finds all of
-// it. `plan` is the last one that planning writes; without it nothing is planned.
+// A conversion in steps is a resumed one (journal.h), by processes that share nothing but that
+// folder: one plans, any number work, one commits. `plan` describes the work, and `portions` has it
+// as a sequence of Portion::encode(). `results/N` has the result of portion N. It is written when
+// the portion's output is on the disk. `failed/N.HOST` has the reason why there is no result. Each
+// file is written under another name and renamed, and has a checksum, so that readers find complete
+// files. Planning writes `plan` last; without it nothing is planned.
 //
-// They are believed as the journal is: the folder is this user's, and nobody else may enter it. It
+// They are trusted like the journal: the folder is this user's, and nobody else may enter it. It
 // must be the one that `plan` was written in, and no copy of it.
 #pragma once
 
@@ -48,68 +48,67 @@ struct StepPlan {
   std::vector<Entry> portions = {};
 };
 
-// Writes all of it, `plan` last. `portions`: those of plan.portions, one after the other. Sets
+// Writes all files, `plan` last. `portions` are those of plan.portions, one after the other. Sets
 // plan.number. Throws IoError.
 void save_plan(const Folder& folder, StepPlan plan, const std::string& portions);
-// Whether save_plan() did.
+// True if save_plan() has written there.
 bool has_plan(const Folder& folder);
-// Which program made it; nothing if there is none. Throws UsageError if what is there is not this
-// user's, IoError.
+// The program that made the plan; nothing if there is none. Throws IoError, and UsageError if the
+// file is not this user's.
 std::optional<std::string> planned_by(const Folder& folder);
-// There must be one. Throws also for one that was damaged, and UsageError for one of another
-// folder.
+// Loads the plan, which must exist. Throws as planned_by(), also for a damaged plan, and UsageError
+// for one of another folder.
 StepPlan load_plan(const Folder& folder);
-// Throws also CorruptError.
+// Throws as load_plan(), and CorruptError.
 Portion load_portion(const Folder& folder, const StepPlan& plan, size_t portion);
 
-// Of a portion that is on the disk. Throws IoError.
+// Saves the result of a portion whose output is on the disk. Throws IoError.
 void save_result(const Folder& folder, const StepPlan& plan, size_t portion,
                  const PortionResult& result);
 bool has_result(const Folder& folder, size_t portion);
-// Nothing if there is none. Throws IoError for one that is damaged or of another plan, and
-// UsageError for what is not this user's.
+// Nothing if there is none. Throws IoError for a result that is damaged or of another plan, and
+// UsageError for a file that is not this user's.
 std::optional<PortionResult> load_result(const Folder& folder, const StepPlan& plan,
                                          size_t portion);
-// Adds the results of a plan to what its folder's journal says, as far as that does not have their
-// batches, or some of them.
+// Adds the results of a plan to its folder's journal, as far as that lacks their batches.
 void add_results(const Folder& folder, Reached& reached);
 
-// Why a portion has no result.
+// The reason why a portion has no result.
 struct StepFailure {
   size_t portion = 0;
   std::string host = {};
   std::string failure = {};  // encode_failure()
-  // Whether another host may do better; else the input is at fault.
+  // True if another host may succeed; else the input is at fault.
   bool may_be_tried_again() const { return is_of_rank(failure); }
   // Throws it.
   [[noreturn]] void raise() const;
 };
-// Says so; not where that fails.
+// Saves the failure; ignores errors.
 void save_failure(const Folder& folder, size_t portion, const std::exception& failure);
-// Of portions that have no result; what is damaged is none.
+// The failures of portions that have no result; damaged files do not count.
 std::vector<StepFailure> load_failures(const Folder& folder);
 
-// The folder in `folder` that the files are in now, "files" and more: whoever goes on there gives
-// it another name; "" if there is none. The same of packed files that are not whole.
+// The present name of the folder's subfolder for files, "files" and more; "" if there is none. A
+// process that resumes there renames it. The same for incomplete packed files.
 std::string files_now(const Folder& folder);
 std::string attempts_now(const Folder& folder);
 
-// What a user means by `path`: a staging folder, or the output that one is for.
+// The folders that a user's `path` stands for: a staging folder, or the output of one.
 struct Steps {
   std::optional<Folder> place = {};   // that the folder is in
   std::optional<Folder> folder = {};  // with a job; nothing: there is none
-  // Without one: what a process has left that was killed when it had just begun, or was at its end.
+  // Without a job: left-overs of a process that was killed at its very beginning or end.
   std::optional<Folder> left_over = {};
   std::filesystem::path output = {};  // where the output is, or will be
   bool is_output_there = false;       // and something is in it, if it is a folder
 };
 // Throws UsageError for a folder that is not this user's.
 Steps find_steps(const std::filesystem::path& path);
-// The same, where something is planned. Throws UsageError where nothing is.
+// The same for a planned conversion. Throws UsageError if nothing is planned.
 Steps find_planned(const std::filesystem::path& path);
 
-// Removes the folder, or what is left of it, and what planning made for the output. Throws
-// UsageError if somebody writes there, or has begun to publish; IoError.
+// Removes the folder, or the rest of it, and the folders that planning made for the output. Throws
+// IoError, and UsageError if somebody writes there, or has begun to publish.
 void abandon_steps(const Steps& steps);
 
 }  // namespace dsckpt

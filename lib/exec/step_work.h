@@ -1,8 +1,8 @@
-// StepWork: the middle one of the steps of a conversion (step_files.h), as any number of processes
-// do it, anywhere and at any time, without a word to each other.
+// StepWork: the middle step of a conversion in steps (step_files.h). Any number of processes do it,
+// anywhere and at any time, without communication.
 //
-// A portion that two of them do is written twice, with the same bytes. Who comes too late, or goes
-// on when others have done its work and committed it, finds no file any more, and can make none.
+// If two processes do a portion, they write the same bytes twice. A process that comes too late, or
+// wakes up after others have done its work and committed, finds no file and can make none.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ struct StepShare {
 
 struct StepOptions {
   unsigned threads = 0;  // as ExecOptions'
-  // What is done first, from its front; then the others' from their ends. Nothing: all of it, in an
-  // order of this process's own.
+  // The share is done first, from its front, then the others' from their ends. Nothing: the process
+  // does all portions, in an order of its own.
   std::optional<StepShare> share = {};
   bool only_share = false;  // nothing of the others'
 };
@@ -36,13 +36,13 @@ struct StepsDone {
   bool is_taken_over = false;  // somebody commits, or has abandoned it
 };
 
-// Does what has no result. `program` must be the plan's. Throws UsageError for a plan of another
-// program; what a portion throws, which the folder then says, too; and what another process has
-// said there of an input that is at fault.
+// Does the portions that have no result. `program` must be the plan's. Throws UsageError for a plan
+// of another program. Throws the errors of a portion, after saving them in the folder, and saved
+// errors of other processes about a faulty input.
 StepsDone work_on_steps(const Folder& folder, const std::string& program,
                         const StepOptions& options, Progress& progress);
 
-// How many portions have a result.
+// The number of portions that have a result.
 size_t results_in(const Folder& folder, const StepPlan& plan);
 
 }  // namespace dsckpt

@@ -1,9 +1,8 @@
-// Units: a plan, cut into what one thread reads and writes at once.
+// Units: a plan, cut into pieces that one thread reads and writes at once.
 //
 // A unit is a contiguous range of one output, or of a record that is read only to be checked. It
-// ends between two elements, at a multiple of the units' size or as near before it as elements let
-// it. Batches are units that one thread takes at once, in the order of the plan, the extra reads
-// last.
+// ends between two elements, at a multiple of the units' size or just before. A batch is a group of
+// units that one thread takes at once. Batches follow the plan's order, with the extra reads last.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +32,7 @@ struct BatchRange {
   uint64_t last = 0;
 };
 
-// Where a part of a plan begins in its first output, and ends in its last.
+// The begin of a plan's part in its first output, and its end in the last.
 struct OutputCut {
   uint64_t begin = 0;
   uint64_t end = ~uint64_t{0};
@@ -50,13 +49,13 @@ class Units {
     const size_t end = index + 1 < batches_.size() ? batches_[index + 1] : units_.size();
     return std::span(units_).subspan(batches_[index], end - batches_[index]);
   }
-  // That they write, or read only to check them.
+  // The bytes that they write, or read only to check them.
   uint64_t bytes_of(const BatchRange& batches) const;
   uint64_t bytes() const { return bytes_of({0, batches()}); }
   std::span<const PlanUnit> all() const { return units_; }
   // The unit that has the byte at `offset` of an output. There must be one.
   const PlanUnit& with(OutputId out, uint64_t offset) const;
-  // Of the batch that `unit`, one of all(), is in.
+  // The first unit of the batch of `unit`, one of all().
   const PlanUnit& first_of_batch(const PlanUnit& unit) const;
 
   // Bytes of the plan's literals that begin in a batch.
@@ -64,7 +63,7 @@ class Units {
     uint64_t batch;
     uint64_t bytes;
   };
-  // Of the batches that need any, in their order.
+  // Only batches with literals, in their order.
   std::span<const Literals> literals() const { return literals_; }
 
  private:

@@ -31,7 +31,6 @@ class TrainingValues {
   // Those in the optimizer's states of one parameter: all but its step count.
   static std::vector<pickle::Value> in_states(const pickle::Value& states);
 
-  // Tied entries of the shard's `module`, as alias and owner, that lack an entry in shared_params:
   // Tied entries (alias and owner) of the shard's `module` whose tie shows only in values that are
   // left out: shared_params does not have them.
   std::vector<std::pair<std::string, std::string>> untold_aliases(const Shard& shard) const;

@@ -7,7 +7,6 @@
 // least as much as any unpickler. It explains why Document::parse refuses a pickle, and finds the
 // place where every unpickler stops. Up to there, bytes that are no pickle are harmless if they
 // name nothing.
-// if they name nothing.
 #pragma once
 
 #include <cstdint>
