@@ -4,7 +4,6 @@
 // each node, with the files of that node's ranks. Rank 0 sees all of them: its own files, and
 // stand-ins (io/far_files.h) for those of other nodes. A read of a stand-in asks the rank that has
 // the file.
-// file.
 #pragma once
 
 #include <filesystem>

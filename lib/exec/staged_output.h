@@ -63,7 +63,7 @@ class StagedOutput : public Output {
   void prepare() override;
   // Throws also for a folder that cannot be written to. Not with StageOptions::job.
   std::string check() override;
-  // After prepare(): the staging folder, its parent folder, and the way that files are staged in it.
+  // After prepare(): the staging folder, its parent folder, and how files are staged in it.
   const Folder& folder() const;
   const Folder& folder_above() const;
   StagingPlace place() const;

@@ -1,4 +1,4 @@
-// adapter_config.json of a PEFT adapter, as far as it says how the adapter is merged.
+// The part of a PEFT adapter's adapter_config.json that decides how the adapter is merged.
 #pragma once
 
 #include <cstdint>
@@ -15,38 +15,38 @@ namespace dsckpt {
 
 inline constexpr std::string_view kAdapterConfigName = "adapter_config.json";
 
-// The file of the adapter `adapter` beside the shards, or in the folder of its own files; peft has
-// a folder for each adapter that is not called "default".
+// The file of the adapter `adapter`, beside the shards or in the adapter's own folder. An adapter
+// that is not called "default" has a folder of its own.
 std::optional<std::filesystem::path> adapter_config_beside(const Checkpoint& checkpoint,
                                                            const std::string& adapter);
 
-// Throws IoError, and CorruptError for what is no configuration of an adapter.
+// Throws IoError, and CorruptError for a file that is no adapter configuration.
 nlohmann::json read_adapter_config(const std::filesystem::path& path);
 
-// The settings of LoRA (peft.LoraConfig) that decide what merge_and_unload() computes. Keys are
-// names of modules, or of parameters, without base_model.model.
+// The LoRA settings (peft.LoraConfig) that decide the result of merge_and_unload(). Keys are names
+// of modules, or of parameters, without base_model.model.
 class LoraSettings {
  public:
-  // Of the adapter's configuration in `file`. `own_base`: whether the base is the one that was
-  // trained on, which some initialisations change. Throws UnsupportedError for what cannot be
-  // merged: other methods than LoRA and trainable tokens, and variants of LoRA whose weights are no
-  // low-rank update; CorruptError for values of other kinds.
+  // Reads the adapter's configuration from `file`. `own_base` is true if the base is the model that
+  // was trained; some initialisations change it. Throws UnsupportedError for methods other than
+  // LoRA and trainable tokens, and for variants of LoRA whose weights are no low-rank update.
+  // Throws CorruptError for values of other kinds.
   LoraSettings(const nlohmann::json& config, std::string file, bool own_base);
-  // Without a configuration: all else are peft's defaults.
+  // Without a configuration: all other settings are peft's defaults.
   explicit LoraSettings(double lora_alpha) : alpha_(lora_alpha) {}
 
   // LoraLayer.scaling of a layer of rank `rank`: lora_alpha / rank, or with use_rslora /
-  // sqrt(rank). Throws InconsistentError where the configuration says another rank,
-  // UnsupportedError where two patterns say two things.
+  // sqrt(rank). Throws InconsistentError if the configuration has another rank, UnsupportedError if
+  // two patterns contradict each other.
   double scaling(const std::string& key, int64_t rank) const;
-  // The rank that the configuration says.
+  // The rank in the configuration.
   std::optional<int64_t> rank(const std::string& key) const;
 
   bool fan_in_fan_out() const { return fan_in_fan_out_; }
   std::optional<bool> use_dora() const { return use_dora_; }
-  // Of tied modules the copies that are trained are tied, too.
+  // True if trained copies of tied modules are tied, too.
   bool ensures_tying() const { return ensures_tying_; }
-  // Whether LoRA is on the parameter itself (target_parameters).
+  // True if LoRA is on the parameter itself (target_parameters).
   bool targets_parameter(const std::string& key) const;
   // The rows of a module's weight that the adapter replaces, in its order; empty if there are none.
   std::vector<int64_t> token_indices(const std::string& module) const;

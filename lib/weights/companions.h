@@ -1,4 +1,4 @@
-// The files of a Hugging Face model folder that weights need beside them to be loaded.
+// The files of a Hugging Face model folder that are needed beside weights to load them.
 #pragma once
 
 #include <filesystem>
@@ -14,20 +14,21 @@
 
 namespace dsckpt {
 
-// Copies configurations, tokenizer and processor files, and the model's own Python code, from where
-// `options` say. Their config.json says `written` then, if there is one, and `changes`.
-// InconsistentError if it cannot. A note says what it would have to say where none comes along.
-// Notes are added on files that are left as they are. Returns notes on what transformers will miss,
-// if what is written is for them: safetensors, or such files lie beside the checkpoint. Throws
-// UsageError if WeightsOptions::hf_config is no folder or has no config.json, IoError.
+// Copies configurations, tokenizer and processor files, and the model's own Python code, from the
+// place in `options`. The copied config.json, if there is one, gets the type `written` and the
+// `changes`. Throws InconsistentError if it cannot hold them. If no config.json is copied, a note
+// has its changes. Other notes name files that are left unchanged. Returns notes on files that
+// transformers will miss. They are given if the output is for transformers: safetensors, or such
+// files lie beside the checkpoint. Throws IoError, and UsageError if WeightsOptions::hf_config is
+// no folder or has no config.json.
 std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint& checkpoint,
                                             const WeightsOptions& options,
                                             std::optional<DType> written, PlanBuilder& plan,
                                             std::vector<std::string>& notes,
                                             const ModelChanges& changes = {});
 
-// The text of the config.json of WeightsOptions::hf_config, or of the one beside the checkpoint;
-// nullopt if there is none, or if it is too large to be one. Throws likewise.
+// The text of the config.json of WeightsOptions::hf_config, or of the one beside the checkpoint.
+// nullopt if there is none, or if it is too large for one. Throws as lay_out_companions().
 std::optional<std::string> config_text(const Checkpoint& checkpoint, const WeightsOptions& options);
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// Which tensors of a checkpoint become weights, as what type and under which names.
+// Selects the tensors of a checkpoint that become weights, with their types and names.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace dsckpt {
 
-// A parameter that is written, and what of it.
+// A parameter that is written, with its new name and type.
 struct ChosenTensor {
   const Param* param;
   OutputTensor tensor;
@@ -21,24 +21,24 @@ struct ChosenTensor {
   std::shared_ptr<const Param> made = {};
 };
 
-// The parameters that `options` choose, as they are to be called and of the type they are to have,
-// in the checkpoint's order; with `hub` as its to_hub() makes them, and then as --key-map does.
-// Adds a note for each rule of that that fits none. Throws as plan_weights and as HubNames::to_hub.
+// The parameters that `options` choose, in the checkpoint's order, with their output names and
+// types. With `hub`, its to_hub() makes them, and then the rules of --key-map. Adds a note for each
+// rule of --key-map that fits none. Throws as plan_weights and as HubNames::to_hub.
 std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          const WeightsOptions& options,
                                          std::vector<std::string>& notes,
                                          const HubNames* hub = nullptr);
-// The same with the names that WeightsOptions::names asks for; a note says where these are not the
-// module's, or that they are and could be others.
+// The same with the names of WeightsOptions::names. A note says if these are not the module's, or
+// if they are and could be others.
 std::vector<ChosenTensor> choose_named_tensors(const Checkpoint& checkpoint,
                                                const WeightsOptions& options,
                                                std::vector<std::string>& notes);
 
-// Of Checkpoint::valueless() those that `options` choose.
+// Those of Checkpoint::valueless() that `options` choose.
 std::vector<std::string> choose_valueless(const Checkpoint& checkpoint,
                                           const WeightsOptions& options);
 
-// Of the incomplete parameters those that `options` choose.
+// Those of the incomplete parameters that `options` choose.
 std::vector<IncompleteParam> choose_incomplete(const Checkpoint& checkpoint,
                                                const WeightsOptions& options);
 

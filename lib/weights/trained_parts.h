@@ -1,5 +1,5 @@
-// What a checkpoint has to be merged into a base: the tensors of its adapter, layer by layer, and
-// what was trained besides.
+// The parts of a checkpoint that are merged into a base: the tensors of its adapter, layer by
+// layer, and other trained tensors.
 #pragma once
 
 #include <filesystem>
@@ -25,7 +25,7 @@ struct LoraTensors {
   bool is_embedding = false;
 };
 
-// The adapter, and what else was trained.
+// The adapter, and other trained tensors.
 struct TrainedParts {
   std::string adapter;                               // its name; "" of a folder of its own
   std::map<std::string, LoraTensors> layers;         // by the module's whole name
@@ -34,7 +34,7 @@ struct TrainedParts {
   bool has_methods = false;
 };
 
-// The name that the base gives to a tensor of a PeftModel, or to one of its modules: without what
+// The base's name of a tensor of a PeftModel, or of one of its modules: without the parts that
 // peft's wrappers add.
 std::string name_in_base(const std::string& name);
 
@@ -43,7 +43,7 @@ std::optional<std::filesystem::path> config_of_adapter(const Checkpoint& checkpo
                                                        const std::string& adapter,
                                                        const AdapterOptions& options);
 
-// Of `chosen`, which the result points into. `own_base`: whether the base is of the same
+// Finds the parts among `chosen`; the result points into it. `own_base`: the base is of the same
 // checkpoint. Throws as plan_merge.
 TrainedParts find_trained_parts(const Checkpoint& checkpoint,
                                 const std::vector<ChosenTensor>& chosen,

@@ -1,4 +1,4 @@
-// What a job of weights says of itself.
+// The report of a job that writes weights.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -23,21 +23,21 @@ class WeightsReport : public JobReport {
   WeightsReport(WeightsSplit split, std::vector<StateFiles> states)
       : split_(std::move(split)), states_(std::move(states)) {}
 
-  // Whether there were masters, and what there were no values of (Checkpoint::valueless).
+  // Adds whether there were masters, and the parameters without values (Checkpoint::valueless).
   void add_facts(bool has_masters, std::vector<std::string> valueless);
-  // What is lost, and what is not written for that.
+  // Adds the lost files, and the parameters that are not written for that reason.
   void add_salvage(const Checkpoint& checkpoint, const std::vector<IncompleteParam>& incomplete);
 
-  // `loads`: whether the files hold a whole model; `is_adapter`: or an adapter. What a run then
-  // says last depends on it.
+  // `loads`: the files hold a whole model. `is_adapter`: they hold an adapter. The last words of a
+  // run depend on both.
   void set_kind(const WeightsFormat& format, bool loads, bool is_adapter);
-  // What transformers will miss.
+  // Adds notes on files that transformers will miss.
   void add_missing(std::vector<std::string> notes);
 
   nlohmann::json json(const Job::Impl& job) const override;
   Listing listing(const Job::Impl& job) const override;
-  // What add_missing() was given, and files of weights that the job has not written: whoever loads
-  // the folder may take them for the new ones.
+  // The notes of add_missing(), and files of weights that the job has not written: a loader of the
+  // folder may take them for the new ones.
   std::vector<std::string> notes_after(const Job::Impl& job,
                                        const std::filesystem::path& output) const override;
   // Reads the config.json in the output.
@@ -55,8 +55,8 @@ class WeightsReport : public JobReport {
   bool is_adapter_ = false;
 };
 
-// Has the job, whose plan is set, refuse output folders with other weights, but for the
-// checkpoint's own, where they are of the same run.
+// Makes the job, whose plan is set, refuse output folders with other weights. The checkpoint's own
+// weights of the same run are accepted.
 void refuse_other_weights(Job::Impl& job);
 
 // "12 tensors in 1 file"
