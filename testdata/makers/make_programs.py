@@ -390,6 +390,7 @@ class Seen:
     facts: dict = dataclasses.field(default_factory=dict)
     losses: list = dataclasses.field(default_factory=list)
     step: int = -1
+    rates: list = dataclasses.field(default_factory=list)  # of the next step, by parameter group
 
     def look(self, engine, step):
         """Every rank calls it, before a step."""
@@ -397,6 +398,7 @@ class Seen:
         if self.step >= 0 or step < STEPS_BEFORE:
             return
         self.step = step
+        self.rates = [float(rate) for rate in engine.get_lr()]
         self.facts = engine_facts(engine)
         stage = engine.zero_optimization_stage()
         masters = live_masters(engine, stage, torch.distributed.get_world_size())
@@ -763,7 +765,7 @@ def work(rank, world, port, case, run, out):
     if rank == 0:
         save_file(whole(seen.truth), out / "truth.safetensors")
         save_file(whole(seen.states), out / "states.safetensors")
-        facts = {"step": seen.step, "losses_after_save": seen.losses, **seen.facts}
+        facts = {"step": seen.step, "learning_rates": seen.rates, "losses_after_save": seen.losses, **seen.facts}
         (out / "seen.json").write_text(json.dumps(facts, default=str))
 
 

@@ -12,7 +12,7 @@ Each case is made anew. Then:
                 Accelerate's load_checkpoint_in_model, Lightning's load_from_checkpoint, load_state_dict
     whole       ckpt-inspect verify and scan find nothing
     resumed     reshard to another number of ranks, where the program goes on: the same masters and states bit for
-                bit, the same next losses
+                bit, the same step and learning rates, the same next losses, so the same data
     universal   to-universal, from which the program goes on with load_universal
 
 What cannot be is in EXPECTED with its reason; everything else is a failure, and so is what is expected and does not
@@ -249,6 +249,8 @@ def go_on(made, where, world, universal=False):
     problems += differences(load_file(out / "states.safetensors"), made.states, list(made.states))
     if facts["step"] != made.facts["step"]:
         problems.append(f"goes on at step {facts['step']}")
+    if facts["learning_rates"] != made.facts["learning_rates"]:
+        problems.append(f"goes on with learning rates {facts['learning_rates']}, not {made.facts['learning_rates']}")
     demand(problems)
     return facts["losses_after_save"]
 
