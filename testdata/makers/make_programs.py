@@ -390,15 +390,17 @@ class Seen:
     facts: dict = dataclasses.field(default_factory=dict)
     losses: list = dataclasses.field(default_factory=list)
     step: int = -1
-    rates: list = dataclasses.field(default_factory=list)  # of the next step, by parameter group
+    rates: list = dataclasses.field(default_factory=list)  # of each step behind them, by parameter group
 
     def look(self, engine, step):
         """Every rank calls it, before a step."""
         import torch
-        if self.step >= 0 or step < STEPS_BEFORE:
+        if step < STEPS_BEFORE:
+            return
+        self.rates.append([float(rate) for rate in engine.get_lr()])
+        if self.step >= 0:
             return
         self.step = step
-        self.rates = [float(rate) for rate in engine.get_lr()]
         self.facts = engine_facts(engine)
         stage = engine.zero_optimization_stage()
         masters = live_masters(engine, stage, torch.distributed.get_world_size())
