@@ -730,7 +730,7 @@ class CampaignTest(KeepCase):
                          *rules, "--json")
         self.assertEqual(last.returncode, 0, last.stdout + last.stderr)
         self.count(counts, "begun anew at last", last.stderr.count("begun anew"))
-        self.assertEqual([path for path in self.root.rglob(STAGING + "*")], [])
+        self.assertEqual([path for path in self.root.rglob(STAGING + "*")], [], last.stdout + last.stderr)
         self.assertEqual([path for path in self.run_folder.iterdir() if "remov" in path.name], [])
         there = set(self.names(self.run_folder))
         for name, step in training.complete.items():

@@ -108,17 +108,17 @@ std::vector<KeptPlace::Mark> KeptPlace::marks() const {
     const nlohmann::json data = parse_json(*text);
     if (text_member(data, "type") != "keep-run") continue;
     const bool made = data.contains("made") && data["made"] == true;
-    all.push_back({text_member(data, "id"), text_member(data, "place"), made});
+    const nlohmann::json number = data.value("folder", nlohmann::json());
+    all.push_back({text_member(data, "id"), text_member(data, "place"), made,
+                   number.is_number_unsigned() ? number.get<uint64_t>() : 0});
   }
   return all;
 }
 
 void KeptPlace::save(const Mark& mark) const {
-  const nlohmann::json data = {{"schema", 1},
-                               {"type", "keep-run"},
-                               {"id", mark.id},
-                               {"place", mark.place},
-                               {"made", mark.made}};
+  const nlohmann::json data = {{"schema", 1},       {"type", "keep-run"},
+                               {"id", mark.id},     {"place", mark.place},
+                               {"made", mark.made}, {"folder", mark.folder}};
   replace_text_file(Folder::at(run_), std::string(kKeepPrefix) + "-" + mark.id + ".json",
                     dump(data) + "\n", true);
 }
@@ -132,18 +132,23 @@ std::optional<std::string> KeptPlace::id_there() const {
   return std::nullopt;
 }
 
-void KeptPlace::make(const std::string& id) {
-  if (!far_) {
-    const Folder above = Folder::at(path_.parent_path());
-    const int failed = above.make_folder(path_.filename());
-    if (failed != 0 && failed != EEXIST) {
-      throw IoError({.file = shown()}, "cannot make the folder", failed);
-    }
-    if (failed == 0) above.sync();
-    folder_ = Folder::at(path_);
+void KeptPlace::make_folder() {
+  if (far_ || folder_) return;
+  const Folder above = Folder::at(path_.parent_path());
+  const int failed = above.make_folder(path_.filename());
+  if (failed != 0 && failed != EEXIST) {
+    throw IoError({.file = shown()}, "cannot make the folder", failed);
   }
+  if (failed == 0) above.sync();
+  folder_ = Folder::at(path_);
+}
+
+// Whoever goes on with it after a kill finds the folder by its number, until it has its file.
+void KeptPlace::make(const std::string& id) {
+  save({id, shown(), false, folder_ ? folder_->number() : 0});
   const nlohmann::json data = {{"schema", 1}, {"type", "keep-place"}, {"id", id}};
   write(kPlaceFile, dump(data) + "\n");
+  save({id, shown(), true});
 }
 
 void KeptPlace::open() {
@@ -177,7 +182,10 @@ void KeptPlace::open() {
     id_ = *there;
     save({id_, shown(), true});
   } else {
-    if (of_path != known.end() && of_path->made && !force_) {
+    const bool is_known = of_path != known.end();
+    const bool is_begun =
+        is_known && !of_path->made && !missing && (far_ || folder_->number() == of_path->folder);
+    if (is_known && !is_begun && !force_) {
       if (missing) throw *missing;
       throw IoError({.file = shown()},
                     "is not the place that this run was kept in, which has the file " +
@@ -185,11 +193,9 @@ void KeptPlace::open() {
                     0)
           .with_hint("if the place is gone for good: --force begins it anew");
     }
-    const std::string id = of_path != known.end() && !of_path->made ? of_path->id : new_id();
-    save({id, shown(), false});
-    make(id);
-    save({id, shown(), true});
-    id_ = id;
+    make_folder();
+    id_ = is_begun ? of_path->id : new_id();
+    make(id_);
     records_.clear();
     has_read_ = false;
   }

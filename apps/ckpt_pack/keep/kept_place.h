@@ -68,12 +68,14 @@ class KeptPlace {
   struct Mark {
     std::string id;
     std::string place;
-    bool made = false;
+    bool made = false;    // the place has its file
+    uint64_t folder = 0;  // until then: Folder::number() of the one that is going to be the place
   };
   std::string shown() const;
   std::vector<Mark> marks() const;
   void save(const Mark& mark) const;
   std::optional<std::string> id_there() const;
+  void make_folder();
   void make(const std::string& id);
   void lock();
   void read_records();
