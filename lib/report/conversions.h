@@ -1,4 +1,4 @@
-// What a checkpoint can be made into.
+// The conversions that a checkpoint allows.
 #pragma once
 
 #include <string>
@@ -11,15 +11,14 @@ namespace dsckpt {
 struct Conversion {
   std::string tool;  // "zero-to-fp32"
   std::string what;  // "fp32 weights"
-  // Why that tool would refuse; "" if it would not.
+  // The reason why the tool would refuse; "" if it would not.
   std::string refusal;
-  // How to call it, with words in capitals to fill in: "zero-to-fp32 ckpt OUTPUT".
+  // The command, with words in capitals to fill in: "zero-to-fp32 ckpt OUTPUT".
   std::string command = {};
 };
 
-// Found out by planning each of them (for reshard, for as many ranks as there were, but a few at
-// most, at the same stage). `source` is open with its states. Throws what reading
-// throws.
+// Plans each conversion to find out; reshard keeps the stage and the number of ranks, but at most a
+// few. The source must be open with its states. Throws the errors of reading.
 std::vector<Conversion> conversions(const Source& source);
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// How several ranks would share a run, as text and JSON.
+// The shares of ranks in a run, as text and JSON.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,7 +12,7 @@ namespace dsckpt {
 // "portions", "plan_bytes", "seconds"?}], "balance", "shared_files", "plan_bytes", "disk_rate"?,
 // "network_rate"?, "seconds"?}, the ranks by number
 nlohmann::json forecast_json(const ShareForecast& forecast);
-// A row a rank, the first ones if they are many, and what they come to.
+// A row for each rank, or for the first of many, and the totals.
 Listing forecast_listing(const ShareForecast& forecast);
 
 }  // namespace dsckpt

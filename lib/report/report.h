@@ -1,5 +1,5 @@
-// Reports: what the tools say of checkpoints and plans, as data. Text and JSON are made from the
-// same.
+// Reports: the tools' findings on checkpoints and plans, as data. Text and JSON are made from the
+// same data.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace dsckpt {
 
-// Version of everything these functions put into JSON; a change that readers notice raises it.
+// The version of the JSON of all these functions; a change that readers notice raises it.
 inline constexpr int kJsonSchema = 1;
 
 // {"name", "state"?, "kind"?, "dtype", "shape", "bytes", "alias_of"?, "files",
@@ -35,7 +35,7 @@ nlohmann::json summary_json(const Summary& summary);
 // "cpu_bytes"?, "cpu_formula"?, "of_this_run"?}]}
 nlohmann::json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& estimates,
                            const Checkpoint* checkpoint);
-// A plan's JSON with what running it came to: "output", "seconds", "bytes_read", "records_checked".
+// A plan's JSON with the results of its run: "output", "seconds", "bytes_read", "records_checked".
 nlohmann::json done_json(nlohmann::json plan, const std::string& output, const RunStats& stats);
 // {"kind", "message", "file"?, "member"?, "tensor"?, "offset"?, "errno"?, "hint"?}
 nlohmann::json error_json(const Error& error);

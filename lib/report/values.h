@@ -1,4 +1,4 @@
-// Reports of values: statistics of tensors and what differs between two, as JSON and as text.
+// Reports of values: statistics of tensors and differences between two, as JSON and as text.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,14 +12,14 @@
 
 namespace dsckpt {
 
-// "0.0123457": six digits, as short as they can be; "-" for NaN, which stands for no value.
+// "0.0123457": at most six digits; "-" for NaN, which means no value.
 std::string short_number(double value);
 
-// Difference::cosine() and relative_change() of floating types; "" of others.
+// Difference::cosine() and relative_change() for floating types; "" for others.
 std::string cosine_number(const Difference& difference, DType dtype);
 std::string change_number(const Difference& difference, DType dtype);
-// A value or a distance of Difference, of elements of `dtype`: all digits of integers, short_number
-// of others, "nan" for NaN.
+// A value or a distance of a Difference of elements of `dtype`: all digits of integers,
+// short_number for others, "nan" for NaN.
 std::string difference_number(Exact value, DType dtype);
 
 // {"count", "zeros", "nans", "positive_infinities", "negative_infinities", "min", "max", "mean",

@@ -1,6 +1,6 @@
-// The drawings of an HtmlReport: inline SVG that fills the width it is given, with titles for those
-// who point at a part. Widths are in percent and heights in pixels, so text keeps its size in any
-// window. Colours are the classes c0 to c7 and c8, of which the last is for what belongs to none.
+// The drawings of an HtmlReport: inline SVG that fills its width, with titles that appear under the
+// pointer. Widths are in percent and heights in pixels, so text keeps its size in any window.
+// Colours are the classes c0 to c7, and c8 for everything else.
 #pragma once
 
 #include <map>
@@ -14,13 +14,13 @@ namespace dsckpt {
 
 inline constexpr size_t kColours = 8;
 
-// "c3"; kColours and more repeat the first ones.
+// "c3"; numbers from kColours on repeat the first colours.
 std::string colour_class(size_t index);
 
 // "dp 3 mp 0"
 std::string rank_name(const RankShare& rank);
 
-// Colours of kinds of bytes: one each for the largest, c8 for the others.
+// Colours of kinds of bytes: one for each of the largest kinds, c8 for the others.
 class KindColours {
  public:
   explicit KindColours(const std::vector<BytesOfKind>& kinds);
@@ -30,48 +30,47 @@ class KindColours {
   std::map<std::string, std::string> classes_;
 };
 
-// One bar, cut in proportion to the amounts. All of its length is `whole` bytes.
+// One bar, cut in proportion to the amounts. Its full length is `whole` bytes.
 std::string stacked_bar(const std::vector<BytesOfKind>& amounts, uint64_t whole,
                         const KindColours& colours, double height);
 
-// Some things of one sort.
+// Things of one sort.
 struct ColouredPart {
   std::string what;  // text
   std::string colour;
   uint64_t count = 0;
 };
-// One bar, cut in proportion to the counts; `label` says what of.
+// One bar, cut in proportion to the counts; `label` names the things.
 std::string counted_bar(const std::vector<ColouredPart>& parts, const std::string& label,
                         double height);
 
-// A column for each rank, from 0 to `top` bytes; what is higher is cut off under a cap. If they are
-// many, one for ranks_a_column() neighbours: that of the least of them, and pale on top what the
-// largest has more.
+// A column for each rank, from 0 to `top` bytes; higher ones are cut off under a cap. If ranks are
+// many, one column stands for ranks_a_column() neighbours. Its height is that of the smallest of
+// them, with the difference to the largest in pale on top.
 std::string columns_chart(const std::vector<RankShare>& ranks, uint64_t top,
                           const KindColours& colours);
 size_t ranks_a_column(size_t ranks);
 
 std::string treemap_chart(const Treemap& map);
 
-// Octaves of size that hold nearly all elements of some tensors, so that their charts have one
-// axis.
+// The octaves of size with nearly all elements of some tensors, so that their charts share an axis.
 struct Octaves {
   size_t first = 0;  // bins of Histogram
   size_t end = 0;    // 0: there is no element to show
 };
 Octaves octaves_of(const std::vector<HtmlReport::Distribution>& distributions);
-// How many elements there are of each size: negative ones on the left, the largest outermost, zeros
-// in the middle, positive ones on the right. With `axis`, the values are written below.
+// The number of elements of each size: negative ones on the left, the largest outermost, zeros in
+// the middle, positive ones on the right. With `axis`, the values are written below.
 std::string histogram_chart(const Statistics& values, const Octaves& octaves, bool axis);
 
-// The elements from first to last as a bar, each part in the colour of its file. Parts that lie in
-// turns, such as the columns of a matrix that ranks share, are above each other; copies have a bar
-// of their own. `colours` has that of each extent.
+// The elements from first to last as a bar, each part in the colour of its file. Alternating parts,
+// such as the columns of a matrix that ranks share, are above each other. Copies have bars of their
+// own. `colours` has the colour of each extent.
 std::string shard_bar(const HtmlReport::ShardMap& map, const std::vector<size_t>& colours);
 
-// The same of many parts, as a strip of `count` equal steps: each as dark as its file is late among
-// `files`, so that what is not in order, or not even, shows. `file_of` has the number of the file
-// of each extent.
+// The same for many parts, as a strip of `count` equal steps. A step is darker the later its file
+// comes among `files`, so disorder and uneven parts show. `file_of` has the number of each extent's
+// file.
 std::string shard_strip(const HtmlReport::ShardMap& map, const std::vector<size_t>& file_of,
                         size_t files, size_t count);
 // "d3": one of ten shades, for number `index` of `count`.

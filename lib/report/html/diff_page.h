@@ -1,5 +1,5 @@
-// DiffPage: what differs between two checkpoints, as one page for a browser, as page.h says of an
-// HtmlReport: it holds everything that it shows, its size is bounded, the same gives the same
+// DiffPage: the differences between two checkpoints, as one page for a browser. Like an HtmlReport
+// (page.h), it holds everything that it shows, its size is bounded, and equal input gives equal
 // bytes.
 #pragma once
 
@@ -21,8 +21,8 @@ struct DiffPage {
   Side b;
   const Diff* diff = nullptr;  // borrowed
   std::string verdict;         // in one sentence
-  std::string advice;          // what to do next; may be empty
-  bool all = false;            // list what is equal too
+  std::string advice;          // a next step; may be empty
+  bool all = false;            // list equal tensors too
 };
 
 // A whole HTML document in UTF-8. All text may come from files as it is.

@@ -1,4 +1,4 @@
-// What a page for a browser shows (page.h).
+// The contents of a page for a browser (page.h).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace dsckpt {
 
-// What a page shows. A part that is empty is left out. All text may come from files as it is.
+// The contents of a page. Empty parts are left out. Texts may be untrusted, straight from files.
 struct HtmlReport {
   struct Fact {
     std::string label;

@@ -1,5 +1,4 @@
-// The elements that pages are made of. What is called `html` is put in as it is; everything else is
-// escaped.
+// The elements of pages. Arguments called `html` are inserted as they are; all others are escaped.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@ std::string number(const std::string& html);
 std::string row_name(const std::string& html);
 std::string heading(const std::string& html, bool is_number = false);
 std::string row(const std::string& cells);
-// Scrolls to the side by itself if it is too wide.
+// A table that scrolls to the side by itself if it is too wide.
 std::string table(const std::string& headings, const std::string& rows,
                   const std::string& classes = "plain");
 
@@ -28,14 +27,14 @@ std::string bytes_cell(uint64_t bytes);
 
 std::string paragraph(const std::string& html);
 std::string section(const std::string& id, const std::string& title, const std::string& html);
-// What is opened by a click on `summary`.
+// Content that a click on `summary` opens.
 std::string details(const std::string& summary, const std::string& html, bool open = false);
-// A hundred entries at most.
+// At most a hundred entries.
 std::string facts_list(const std::string& classes, const std::vector<HtmlReport::Fact>& facts);
 std::string text_list(const std::string& classes, const std::vector<std::string>& lines);
 
-// A whole document: its head with the style, which lets the page have its own style and nothing
-// else, and `body` in main.
+// A whole document: its head with the style, which allows the page its own style and nothing else,
+// and `body` in main.
 std::string document(const std::string& title, const std::string& body);
 
 }  // namespace dsckpt

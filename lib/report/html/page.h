@@ -1,9 +1,9 @@
 // HtmlReport: a checkpoint as one page for a browser.
 //
-// The page holds everything it shows: no script, no font, no image and no style from anywhere else,
-// and a policy in its head that forbids the browser to fetch or run anything. It is light or dark
-// as the reader's system is, fits narrow windows, and its size is bounded: what would be too many
-// rows or too small to see is put together, and said to be. The same report gives the same bytes.
+// The page holds everything it shows: no script, font, image or style from anywhere else. A policy
+// in its head forbids the browser to fetch or run anything. It is light or dark as the reader's
+// system, and fits narrow windows. Its size is bounded: rows beyond a limit, and parts too small to
+// see, are combined, and the page says so. Equal reports give equal bytes.
 #pragma once
 
 #include <string>

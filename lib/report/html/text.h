@@ -1,5 +1,4 @@
-// Text and numbers for HTML. Whatever a file's text is, what comes out is valid UTF-8 without
-// markup.
+// Text and numbers for HTML. The output is valid UTF-8 without markup, whatever text a file has.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +8,12 @@
 
 namespace dsckpt {
 
-// `text` for an element or a quoted attribute. Control characters, and those that turn the
-// direction of text, become visible ("\x1b", "\u{202e}"), bytes that are no UTF-8 U+FFFD. What is
-// longer than `max` bytes loses its middle to "…".
+// `text` for an element or a quoted attribute. Control characters, and characters that change the
+// direction of text, become visible ("\x1b", "\u{202e}"). Bytes that are no UTF-8 become U+FFFD.
+// Texts longer than `max` bytes lose their middle to "…".
 std::string html_text(std::string_view text, size_t max = 200);
 
-// How many characters, not bytes, are in UTF-8.
+// The number of characters, not bytes, in UTF-8.
 size_t character_count(std::string_view utf8);
 
 // A value with `digits` digits after the point, without zeros at the end: "12.5".
