@@ -1,4 +1,4 @@
-// How a bucket is asked, and what all who ask share.
+// Access to a bucket: the settings and the client that all its users share.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,16 @@ struct BucketAccess {
   unsigned buffers = 0;   // of 8 MiB, for what is read ahead
 };
 
-// A request of `path`, percent-encoded, with its query, if it has one.
+// A request for `path`, which is percent-encoded and may have a query.
 HttpRequest request_of(const BucketAccess& access, const std::string& path);
-// Throws what a status that is no success means, with what to do about it. `right`: what one needs
-// to be allowed to.
+// Throws the error for a status that is no success, with a next step for the user. `right` names
+// the permission that is needed.
 [[noreturn]] void throw_status(const BucketAccess& access, const HttpReply& reply,
                                const std::string& right = "s3:ListBucket and s3:GetObject");
-// Of an object that is not what it was.
+// The error for an object that has changed.
 IoError changed_while_read();
 
-// What `parse` returns. A reply of the wrong form is the server's fault, and no checkpoint's:
+// Returns the result of `parse`. A malformed reply is the server's fault, and no checkpoint's:
 // throws IoError for CorruptError.
 template <typename Parse>
 auto of_right_form(Parse&& parse) {
@@ -46,15 +46,15 @@ auto of_right_form(Parse&& parse) {
   }
 }
 
-// Of all names of a listing; memory is some three times that.
+// The most bytes of all names of a listing; memory is about three times that.
 inline constexpr uint64_t kMostNameBytes = 256'000'000;
-// Adds to `bytes` what `name` takes. Throws UnsupportedError when that is more than they may.
+// Adds the size of `name` to `bytes`. Throws UnsupportedError beyond kMostNameBytes.
 void count_name(uint64_t& bytes, std::string_view name);
 
-// All objects whose keys begin with `prefix`; with `beside` none that lie deeper, but as objects of
-// no size the folders that these lie in, whose keys end with a slash. Throws IoError,
-// UnsupportedError for more than four million or names that are longer in all than kMostNameBytes,
-// InterruptedError. `cleans_up`: as of HttpRequest.
+// All objects whose keys begin with `prefix`. With `beside`, none that lie deeper; their folders
+// are listed as empty objects whose keys end with a slash. Throws IoError, InterruptedError. Throws
+// UnsupportedError for more than four million objects or kMostNameBytes of names. `cleans_up` is as
+// in HttpRequest.
 std::vector<ListedObject> list_objects(const BucketAccess& access, const std::string& prefix,
                                        bool beside, bool cleans_up = false);
 

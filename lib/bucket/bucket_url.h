@@ -1,4 +1,4 @@
-// s3://BUCKET/PREFIX: what object stores call a folder; https://HOST/PATH: what web servers do.
+// URLs of folders: s3://BUCKET/PREFIX in object stores, https://HOST/PATH on web servers.
 #pragma once
 
 #include <string>
@@ -16,13 +16,13 @@ struct BucketUrl {
   std::string site() const { return scheme + "://" + bucket; }
 };
 
-// Whether `text` is SCHEME://..., not a path here.
+// True if `text` is SCHEME://..., not a local path.
 bool is_url(std::string_view text);
-// Throws UsageError for another scheme than these, and for what can name no bucket or no folder; of
-// a web server's also for names, passwords, queries and fragments.
+// Throws UsageError for another scheme, and for a URL that can name no bucket or no folder. In URLs
+// of a web server, names, passwords, queries and fragments are refused too.
 BucketUrl parse_bucket_url(const std::string& text);
 
-// `text` with all but A-Z a-z 0-9 - . _ ~, and `kept`, as %XX: what signatures are made of
+// `text` with all characters but A-Z a-z 0-9 - . _ ~, and `kept`, as %XX, the form that is signed
 // (Signature Version 4, UriEncode).
 std::string percent_encoded(std::string_view text, std::string_view kept = {});
 // The reverse. With `plus_is_blank` + is a space, as listings of encoding-type=url have it. Throws

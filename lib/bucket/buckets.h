@@ -1,8 +1,8 @@
-// Buckets: s3:// and https:// URLs as folders here (io/far_files.h), for as long as it lives.
+// Buckets: makes s3:// and https:// URLs into local folders (io/far_files.h), as long as it lives.
 //
-// The folders have stand-ins of all objects below the prefix, and of the files beside it, as they
-// were listed. What these hold is read in ranges, as it is needed. Outputs in the folders go to the
-// bucket (io/far_store.h); of web servers there are none.
+// The folders have stand-ins for all objects below the prefix, and for the files beside it, as they
+// were listed. Contents are read in ranges when they are needed. Outputs in the folders go to the
+// bucket (io/far_store.h); web servers take none.
 #pragma once
 
 #include <cstdint>
@@ -27,28 +27,29 @@ struct BucketOptions {
   uint64_t max_memory = 0;  // bytes of the whole process; requests take a quarter at most; 0: any
 };
 
-// What lies beside the URL of an input is listed, too.
+// For an input, files beside its URL are listed too.
 enum class BucketUse : uint8_t { input, output };
 
-// One thread. In a build that cannot read them place_of() throws UsageError that says which can.
+// One thread. In a build without support for URLs, place_of() throws UsageError that names the
+// builds that have it.
 class Buckets {
  public:
   Buckets();
-  // Removes the folders. A process that ends in any other way leaves that to a child of its own.
+  // Removes the folders. If the process ends in any other way, a child process removes them.
   ~Buckets();
   Buckets(const Buckets&) = delete;
   Buckets& operator=(const Buckets&) = delete;
 
-  // The folder, or file, that `url` is going to be. Throws what parse_bucket_url() throws, IoError,
+  // The folder, or file, that `url` will become. Throws as parse_bucket_url(), IoError, and
   // UsageError for an output on a web server.
   std::filesystem::path place_of(const std::string& url, BucketUse use = BucketUse::input);
   bool is_empty() const;
   bool has_stores() const;  // not only web servers
 
-  // Lists them, and has them there. `variables` is as getenv(3), `cancelled` is asked by any thread
-  // that waits for the network, as long as this lives. Nothing is there of a URL that names
-  // nothing. Throws IoError, CorruptError for a web server's index, UnsupportedError for keys that
-  // no file can have, UsageError for an endpoint or profile, InterruptedError.
+  // Lists the buckets and makes their folders. `variables` is as getenv(3). Any thread that waits
+  // for the network calls `cancelled`, as long as this lives. A URL that names nothing gets
+  // nothing. Throws IoError, InterruptedError, and CorruptError for a web server's index. Throws
+  // UnsupportedError for keys that no file can have, UsageError for an endpoint or profile.
   void open(const BucketOptions& options, const std::function<const char*(const char*)>& variables,
             const std::function<bool()>& cancelled);
   HttpTraffic traffic() const;

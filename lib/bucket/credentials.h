@@ -1,5 +1,6 @@
-// Who signs requests, and where the store is: what the AWS command line and SDKs look at, in their
-// order (AWS SDKs and Tools Reference Guide, "Standardized credential providers").
+// The credentials that sign requests, and the place of the store. They come from the sources of the
+// AWS command line and SDKs, in the same order (AWS SDKs and Tools Reference Guide, "Standardized
+// credential providers").
 #pragma once
 
 #include <functional>
@@ -15,26 +16,26 @@ namespace dsckpt {
 // As getenv(3).
 using Variables = std::function<const char*(const char*)>;
 
-// Settings of one profile in ~/.aws/credentials and ~/.aws/config, or AWS_SHARED_CREDENTIALS_FILE
-// and AWS_CONFIG_FILE. The profile is AWS_PROFILE's, or "default".
+// Settings of one profile in ~/.aws/credentials and ~/.aws/config, or in
+// AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE. The profile is AWS_PROFILE, or "default".
 struct SharedSettings {
   std::shared_ptr<const Credentials> credentials = {};  // nullptr: none there
   std::string region = {};
   std::string endpoint = {};  // endpoint_url
-  // A role that is taken with the token in a file, which another service signs.
+  // A role, assumed with a token in a file that another service signs.
   std::string role = {};           // role_arn
   std::string session = {};        // role_session_name
   std::string identity_file = {};  // web_identity_token_file
 };
-// Throws IoError for a file that is there and cannot be read, or is longer than 1 MiB, UsageError
-// for an AWS_PROFILE that is in none of them.
+// Throws IoError for a file that cannot be read or is longer than 1 MiB. Throws UsageError for an
+// AWS_PROFILE that no file has.
 SharedSettings read_shared_settings(const Variables& variables);
 
-// Any thread. Credentials that end are fetched again some minutes before, and then now and then
-// until they are there; those that are known hold until they end.
+// Any thread. Credentials that expire are fetched again some minutes before, with retries now and
+// then. Until new ones come, the old ones are used as long as they are valid.
 class CredentialSource {
  public:
-  // `region`: of the service that gives roles.
+  // `region` is that of the service for roles.
   CredentialSource(Variables variables, SharedSettings shared, std::string region,
                    HttpClient& client)
       : variables_(std::move(variables)),
@@ -42,11 +43,15 @@ class CredentialSource {
         region_(std::move(region)),
         client_(client) {}
 
-  // The environment's, those of a role that the environment's web identity has
-  // (AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN; AWS Security Token Service API Reference,
-  // AssumeRoleWithWebIdentity), the shared files' keys or web identity, a container's
-  // (AWS_CONTAINER_CREDENTIALS_FULL_URI and _RELATIVE_URI), or the instance's (IMDSv2). Throws
-  // IoError if there are none, or what should give them does not, InterruptedError.
+  // The credentials from the first source that has any:
+  // * The environment's keys.
+  // * The role of the environment's web identity (AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN; AWS
+  //   Security Token Service API Reference, AssumeRoleWithWebIdentity).
+  // * The shared files' keys or web identity.
+  // * The container's (AWS_CONTAINER_CREDENTIALS_FULL_URI and _RELATIVE_URI).
+  // * The instance's (IMDSv2).
+  //
+  // Throws IoError if there are none, or if their source fails, InterruptedError.
   std::shared_ptr<const Credentials> get();
 
  private:

@@ -1,7 +1,7 @@
 // libcurl's functions, as curl/curl.h declares them.
 //
-// A program with shared libraries loads it when it is first asked for: some thirty others come with
-// it, and starting a tool would take twice as long.
+// A program with shared libraries loads it at the first use. It brings some thirty others, and
+// would double the start time of a tool.
 #pragma once
 
 #include <curl/curl.h>
@@ -28,8 +28,8 @@ struct CurlLibrary {
   decltype(&::curl_version_info) version_info = nullptr;
 };
 
-// All of them, and libcurl is started. Any thread. Throws IoError if it is not installed, or is
-// older than what is needed.
+// Returns all functions, and starts libcurl. Any thread. Throws IoError if it is not installed, or
+// is too old.
 const CurlLibrary& curl();
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// What a bucket has: replies of ListObjectsV2 (Amazon S3 API Reference).
+// The contents of a bucket: replies of ListObjectsV2 (Amazon S3 API Reference).
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct ListingPage {
   std::string next = {};                   // the continuation token; "": it was the last page
 };
 
-// Throws CorruptError for what is no such reply, and for one that is cut, or says that there is
-// more but not where.
+// Throws CorruptError for anything but such a reply, and for one that is cut, or has no token for
+// its continuation.
 ListingPage parse_listing(std::string_view xml);
 
 struct ListedUpload {
@@ -42,15 +42,15 @@ struct UploadsPage {
 // Throws as parse_listing().
 UploadsPage parse_uploads(std::string_view xml);
 
-// Of replies of CreateMultipartUpload and CompleteMultipartUpload; "" if it is none. What the
-// outermost element is called not all servers agree on. The ETag has no quotes.
+// The upload id or ETag in a reply of CreateMultipartUpload or CompleteMultipartUpload; "" if it is
+// none. Servers disagree on the name of the outermost element. The ETag has no quotes.
 std::string upload_id_in(std::string_view xml);
 std::string etag_in(std::string_view xml);
-// `text` as it stands in XML.
+// `text`, escaped for XML.
 std::string xml_text(std::string_view text);
 
-// Code and message of an error's body, "AccessDenied: Access Denied"; "" if it has none. As they
-// are: what is shown of them is shown() (secrets.h).
+// Code and message of an error's body, "AccessDenied: Access Denied"; "" if it has none. They are
+// unfiltered: use shown() (secrets.h) to show them.
 std::string error_in(std::string_view xml);
 
 }  // namespace dsckpt

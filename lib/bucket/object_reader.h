@@ -21,19 +21,18 @@
 
 namespace dsckpt {
 
-// What a run has said that it will read is read ahead (ReadAhead). Of all else long reads are
-// requests of 8 MiB at most, into the caller's memory. Short ones go through blocks that are kept
-// (BlockCache): a short object at once; at the end of others 32 KiB, where archives have their
-// directories; elsewhere 16 KiB, and twice as much each time where one follows the other, up to
-// 2 MiB, or less where there are many objects. All requests of an object name the version that was
-// listed.
+// Ranges that a run has announced are read ahead (ReadAhead). Other long reads are requests of 8
+// MiB at most, into the caller's memory. Other short reads go through cached blocks (BlockCache). A
+// short object is one block. The last block of others has 32 KiB, where archives have their
+// directories. Other blocks have 16 KiB, and twice as much each time one follows another, up to 2
+// MiB, or less for many objects. All requests name the version of the object that was listed.
 class ObjectReader : public FarReader, private NumberedObjects {
  public:
   explicit ObjectReader(BucketAccess access);
 
-  // Before any is read. The same key again is the same object.
+  // Call it before any object is read. The same key again is the same object.
   void add(const ListedObject& object);
-  // The object is another one from now on. While none is read.
+  // Replaces the object with a new version. Not during a read.
   void replace(const ListedObject& object);
   void read_at(const std::filesystem::path& path, uint64_t size, int64_t modified, uint64_t offset,
                std::span<std::byte> out) override;

@@ -1,7 +1,7 @@
 // ObjectWriter: the objects of one bucket, as a FarStore.
 //
-// What is sent has a Content-MD5, which servers compare. Objects and uploads say whose they are
-// (x-amz-meta-dsckpt-run), so that one that is there after a reply was lost is known.
+// Requests have a Content-MD5, which servers compare. Objects and uploads have the run's id
+// (x-amz-meta-dsckpt-run), so a run recognises its own after a reply was lost.
 #pragma once
 
 #include <atomic>
@@ -48,8 +48,8 @@ class ObjectWriter : public FarStore {
                        const std::optional<std::string>& before) const;
   // The ETag of the object, if this run has made it.
   std::optional<std::string> ours(const std::string& path) const;
-  // The ETag of an object that was made of parts; `completed` is the one that this was answered
-  // with.
+  // The ETag of an object that was made of parts. `completed` is the ETag in the reply to the
+  // completion.
   std::string etag_of_whole(const std::string& path, std::string completed) const;
 
   const BucketAccess access_;

@@ -1,16 +1,16 @@
-// ReadAhead: ranges of objects that are read before they are needed.
+// ReadAhead: reads ranges of objects before they are needed.
 //
-// A run says what it will read, in its order (FarSteps). Ranges that follow each other in an object
-// become one request of up to 8 MiB, though many steps take their parts of it; so many requests are
-// under way as the store takes at once, and no byte is asked for twice. Threads of its own do it.
+// A run announces its reads, in their order (FarSteps). Neighbouring ranges of an object become one
+// request of up to 8 MiB, even if many steps use its parts. So as many requests run as the store
+// takes at once, and no byte is requested twice. The requests run in threads of their own.
 //
-// Memory: what is under way, and what has come and is not yet used, are at most the given number of
-// 8 MiB, and with all blocks of the BlockCache at most kMostMemory. A request takes what is needed
-// within a part of that, in the order of the run: so what the next step waits for is there before
-// the room is full, however many objects it is of. If it is not, because steps end out of their
-// order, say, who waits reads it: 8 MiB more a thread of the run, at worst. Requests become shorter
-// towards the end of a run, so that the last of them end together, and the first ones are short, so
-// that they do not.
+// Memory for running requests, and for ranges that have come but are not used yet, is at most the
+// given number of 8 MiB buffers. With all blocks of the BlockCache it is at most kMostMemory.
+// Requests follow the order of the run, each taking the ranges needed within a part of that order.
+// So the next step's ranges come before the room is full, however many objects they are in. If they
+// do not, because steps end out of order, say, the waiting thread reads them itself: at worst 8 MiB
+// more for each thread of the run. Requests become shorter towards the end of a run, so that the
+// last ones end together. The first ones are short, so that they do not.
 #pragma once
 
 #include <pthread.h>
@@ -29,14 +29,14 @@
 
 namespace dsckpt {
 
-// What it reads, by number. Any thread.
+// The numbered objects that it reads. Any thread.
 class NumberedObjects {
  public:
   virtual ~NumberedObjects() = default;
   // Fills `out` from `offset`. Throws IoError, and InterruptedError soon after `given_up` is set.
   virtual void fetch(uint32_t object, uint64_t offset, std::span<std::byte> out,
                      const std::atomic<bool>& given_up) = 0;
-  // The first block that is in memory already and has any of [offset, offset + size).
+  // The first cached block that has any of [offset, offset + size).
   struct Kept {
     SharedBlock block = {};  // nullptr: there is none
     uint64_t begin = 0;      // in the object
@@ -47,29 +47,28 @@ class NumberedObjects {
 class ReadAhead {
  public:
   static constexpr uint64_t kLongestRequest = uint64_t{8} << 20;
-  // What is not needed between two ranges, if it is no longer than that, is read with them: a
-  // request takes more time than it.
+  // The longest unneeded gap between two ranges that is read with them: a further request takes
+  // more time.
   static constexpr uint64_t kLongestGap = 16 << 10;
   static constexpr uint64_t kMostMemory = uint64_t{512} << 20;
 
-  // With `requests` under way, and room for `buffers` of kLongestRequest. `objects` must outlive
-  // it.
+  // Runs `requests` at once, with room for `buffers` of kLongestRequest. `objects` must outlive it.
   ReadAhead(NumberedObjects& objects, unsigned requests, unsigned buffers);
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // What is read from now on, extents by the numbers of their objects. Of several runs the first
-  // one is read first. `objects`: how many it is of. What this gives must not outlive it. Throws
-  // IoError without threads.
+  // Starts to read ahead the given steps, whose extents have the numbers of their objects. Earlier
+  // runs are served first. `objects` is the number of objects. The result must not outlive this.
+  // Throws IoError without threads.
   std::unique_ptr<FarReadAhead> start(FarSteps steps, uint64_t objects);
 
-  // Copies what a run has asked for, once it has come, from `offset` on; returns how many bytes.
-  // 0: no run has asked for the first byte, and for none of the first `*apart`. Throws what reading
-  // them threw. Any thread.
+  // Copies bytes of an announced range, once it has come, from `offset` on; returns their number.
+  // It is 0 if no run has announced the first byte, nor any of the first `*apart` bytes. Throws the
+  // errors of reading them. Any thread.
   uint64_t copy(uint32_t object, uint64_t offset, std::span<std::byte> out, uint64_t* apart);
 
-  // Bytes that are under way, and that have come and are kept.
+  // The bytes of running requests, and of ranges that are kept.
   uint64_t held() const;
 
  private:
@@ -91,7 +90,7 @@ class ReadAhead {
   void use(Run& run, uint64_t step, const std::shared_ptr<Request>& request);
   static bool may_grow(const Run& run, const Request& request);
   void forget(Run& run, Request& request);
-  // The first that waits of a run, and will grow no more.
+  // The first waiting request of a run that will not grow any more.
   std::shared_ptr<Request> next_of(Run& run);
   uint64_t room() const;
   bool has_room(const Run& run, const Request& request) const;

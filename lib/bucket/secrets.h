@@ -1,4 +1,4 @@
-// What signs requests, and what must not be seen of it.
+// The secrets that sign requests, and how they are kept hidden.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace dsckpt {
 
-// So that nobody finds in memory what it held.
+// Overwrites a secret, so that nobody finds it in memory.
 void wipe(std::string& text);
 
-// What signs. The memory of the secrets is wiped when it goes.
+// Credentials for signing. The memory of secrets is wiped at their destruction.
 struct Credentials {
   Credentials() = default;
   Credentials(const Credentials&) = delete;
@@ -24,9 +24,9 @@ struct Credentials {
   int64_t expires = 0;     // seconds since the epoch; 0: never
 };
 
-// `text`, which a server has sent, as it may be shown: whatever of it is in one of the secrets,
-// eight characters or all of a shorter one, in small or capital letters, is "..."; then it is cut
-// to `most` bytes and made printable.
+// A server's `text`, safe to show. Any part of a secret in it, eight characters long or the whole
+// of a shorter one, in small or capital letters, becomes "...". Then the text is cut to `most`
+// bytes and made printable.
 std::string shown(std::string_view text, std::span<const std::string_view> secrets,
                   size_t most = 300);
 

@@ -1,4 +1,4 @@
-// Folders of web servers: what their index pages link to.
+// Folders of web servers, read from their index pages.
 #pragma once
 
 #include <string>
@@ -17,17 +17,17 @@ struct WebEntry {
   friend bool operator==(const WebEntry&, const WebEntry&) = default;
 };
 
-// What lies in the folder /PATH ("a/b", not encoded; "": all there is) by its index: the links of
-// HTML that lead to what is in it (nginx's, Apache's, Caddy's, Python's http.server), or JSON: a
-// list of objects with `name`, and `type` "directory" or `is_dir` (nginx's autoindex_format,
+// The entries of the folder /PATH ("a/b", not encoded; "" is the root) in its index. An index is
+// HTML with links to the entries (nginx's, Apache's, Caddy's, Python's http.server), or JSON. JSON
+// is a list of objects with `name`, and `type` "directory" or `is_dir` (nginx's autoindex_format,
 // Caddy). Names are unique, in their order. Throws CorruptError for JSON of another form.
 std::vector<WebEntry> parse_web_index(std::string_view text, const std::string& path);
 
-// All files below /PATH of the server, with the sizes, times and ETags that it gives for each, in
-// their order; with `beside` none that lie deeper, but as objects of no size the folders that these
-// lie in, whose keys end with a slash. If it is no folder there, but a file: that one. Nothing if
-// there is nothing. Throws IoError for a server that answers with neither, UnsupportedError for
-// more than a million files (10,000 with `beside`) or folders 32 deep, InterruptedError.
+// All files below /PATH of the server, in their order, with the sizes, times and ETags that it
+// gives. With `beside`, none that lie deeper; their folders are listed as empty objects whose keys
+// end with a slash. If the path is a file, only that file; nothing if there is nothing. Throws
+// InterruptedError, and IoError for a server that answers with neither. Throws UnsupportedError for
+// more than a million files (10,000 with `beside`) or folders 32 deep.
 std::vector<ListedObject> list_web_folder(const BucketAccess& access, const std::string& path,
                                           bool beside);
 
