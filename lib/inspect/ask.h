@@ -1,6 +1,6 @@
-// Asking: questions are answered by this process, or by all ranks of its group.
+// Asking: this process, or all ranks of its group, answer questions.
 //
-// What the ranks answer is put together as if one process had read all.
+// The ranks' answers are combined as if one process had read everything.
 #pragma once
 
 #include <functional>
@@ -18,13 +18,14 @@
 
 namespace dsckpt {
 
-// Answers by items and blocks: blocks [first, first + count) of an item, and the reader of a part.
+// Receives answers by items and blocks: blocks [first, first + count) of an item, and the reader of
+// a part.
 using OnAnswer = std::function<void(size_t item, size_t first, size_t count, VarintReader& part)>;
 void ask_group(const std::vector<PassItem>& items, QuestionKind kind, std::string_view question,
                const Reading& reading, const OnAnswer& on_answer);
 
-// The answer for each item; of an item without elements an empty part. Throws as read_blocks and
-// check_sizes do.
+// The answer for each item; an empty part for an item without elements. Throws as read_blocks and
+// check_sizes.
 template <typename Question>
 std::vector<typename Question::Part> ask(const std::vector<PassItem>& items,
                                          const Question& question, const Reading& reading) {
@@ -49,7 +50,7 @@ std::vector<typename Question::Part> ask(const std::vector<PassItem>& items,
   return parts;
 }
 
-// What follow() needs to answer any of them.
+// Answers any of these questions, for follow().
 std::string answer_question(std::string_view question, RankInputs& inputs, unsigned threads,
                             Progress& progress);
 

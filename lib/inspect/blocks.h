@@ -1,5 +1,5 @@
-// Blocks: every element of many tensors, read once, in parallel, in memory that does not depend on
-// how large they are.
+// Blocks: reads every element of many tensors once, in parallel. Memory does not depend on their
+// size.
 #pragma once
 
 #include <cstddef>
@@ -24,28 +24,27 @@ struct PassSource {
   TensorSource value;
 };
 
-// What is read together: one tensor, or several with equally many elements.
+// Tensors that are read together: one, or several with equally many elements.
 struct PassItem {
   std::string label;  // the tensor that errors name
   std::vector<PassSource> sources;
-  uint64_t option = 0;  // what the question wants to know of it (questions.h)
-  // Of the block that the sources begin with: above 0 where they are a part of a tensor.
+  uint64_t option = 0;  // a parameter of the question (questions.h)
+  // The number of the first block; above 0 if the sources are a part of a tensor.
   size_t first_block = 0;
 };
 
-// How many elements its sources have, and a whole block of it.
+// The elements of its sources, and of a whole block.
 int64_t elements_of(const PassItem& item);
 int64_t block_elements(const PassItem& item);
-// Of all sources.
+// The bytes of all sources.
 uint64_t bytes_of(const PassItem& item);
-// Throws UnsupportedError if the items are far larger than their files: views of the same bytes, a
-// bomb.
+// Throws UnsupportedError if the items are far larger than their files: a bomb, made of views of
+// the same bytes.
 void check_sizes(const std::vector<PassItem>& items);
-// Indices of the items, so that each file is read from front to back as far as they allow.
+// Indices of the items, ordered so that each file is read from front to back where possible.
 std::vector<size_t> reading_order(const std::vector<PassItem>& items);
 
-// Elements [first, first + count) of an item's tensor. Where blocks begin depends on the types
-// only.
+// Elements [first, first + count) of an item's tensor. Only the types decide where blocks begin.
 struct Block {
   size_t item = 0;    // index
   size_t number = 0;  // of the item's blocks
@@ -58,21 +57,21 @@ struct Block {
 using OnBlock =
     std::function<void(const Block& block, const std::vector<std::span<const std::byte>>& bytes)>;
 
-// Calls `on_block` for every block of every item (none of an item without elements), in
-// reading_order(). `threads` is 0 for default_threads(). Adds the bytes of all elements to
-// progress.bytes_total; bytes_done counts them. Throws what read_elements and `on_block` throw,
+// Calls `on_block` for every block of every item in reading_order(); an item without elements has
+// none. `threads` is 0 for default_threads(). Adds the bytes of all elements to
+// progress.bytes_total; bytes_done counts them. Throws the errors of read_elements and `on_block`,
 // with the item's label, and InterruptedError.
 void read_blocks(const std::vector<PassItem>& items, unsigned threads, Progress& progress,
                  const OnBlock& on_block);
 
-// Folds what is known of each block into what is known of an item, in the order of the blocks: so
-// that rounding does not depend on which thread was first. `Part` has add(const Part&).
+// Combines the parts of an item's blocks in the order of the blocks, so rounding does not depend on
+// the speed of threads. `Part` has add(const Part&).
 template <typename Part>
 class InOrder {
  public:
   explicit InOrder(size_t items) : items_(items) {}
 
-  // What is known of blocks [first, first + count) of an item. Any thread.
+  // Adds the part of blocks [first, first + count) of an item. Any thread.
   void add(size_t item, size_t first, size_t count, Part part) {
     const std::lock_guard lock(mutex_);
     Item& of = items_[item];
@@ -84,7 +83,7 @@ class InOrder {
     }
   }
 
-  // When all blocks have been added.
+  // The result, when all blocks have been added.
   Part take(size_t item) { return std::move(items_[item].total); }
 
  private:

@@ -1,4 +1,4 @@
-// Browser: where somebody is who walks through the tree of names. It draws nothing.
+// Browser: the position of a user who walks through the tree of names. It draws nothing.
 #pragma once
 
 #include <cstddef>
@@ -17,70 +17,70 @@ namespace dsckpt {
 
 class Browser {
  public:
-  // By what lines are sorted. Bytes and elements fall; parts of names that are numbers count as
-  // numbers; `contents` is the order in which the tensors were given.
+  // The key for sorting lines. Bytes and elements fall. Parts of names that are numbers sort as
+  // numbers. `contents` is the original order of the tensors.
   enum class Order : uint8_t { bytes, name, elements, contents };
 
   // A module, or a tensor.
   struct Line {
     TreeNode* node = nullptr;
-    // Not all of `node`, which has more below its name, but the tensor of that name.
+    // Only the tensor of `node`, which has more below its name.
     bool itself = false;
     // Without states, and without tied tensors.
     uint64_t tensors = 0;
     int64_t elements = 0;
     uint64_t bytes = 0;  // of the counted kind, or of all; states too
 
-    // Whether there is something to go into.
+    // True if the user can enter it.
     bool is_module() const { return !itself && node->has_children(); }
     // The tensor of this name; nullptr if a module has none.
     const NamedTensor* tensor() const { return node->tensor; }
   };
 
-  // `tensors` must outlive it. `kind` says what the bytes of one are for (kind_of_bytes).
+  // `tensors` must outlive it. `kind` gives the kind of a tensor's bytes (kind_of_bytes).
   Browser(const std::vector<NamedTensor>& tensors,
           const std::function<std::string(const NamedTensor&)>& kind);
 
-  // What is below the module, sorted; of a name that is a tensor and has states, itself too. While
-  // one kind is counted, what has no bytes of it is not there.
+  // The children of the module, sorted. A name that is a tensor and has states has a line for
+  // itself too. While one kind is counted, children without bytes of it are left out.
   const std::vector<Line>& lines() const { return lines_; }
-  // Of lines(); 0 if there is none.
+  // An index in lines(); 0 if they are empty.
   size_t cursor() const { return cursor_; }
-  // The line there; nullptr if there is none.
+  // The line under the cursor; nullptr if there is none.
   const Line* current() const { return lines_.empty() ? nullptr : &lines_[cursor_]; }
   // The module whose lines these are: "model.layers", "" at the top.
   std::string path() const;
-  // The whole of it, as one line.
+  // The whole module as one line.
   const Line& module() const { return module_; }
 
-  // Moves the cursor by so many lines, as far as there are some.
+  // Moves the cursor by that many lines, at most to the ends.
   void move(ptrdiff_t by);
-  // Into the module under the cursor; false if there is none.
+  // Enters the module under the cursor; false if there is none.
   bool enter();
-  // Out of the module, to its line; false at the top.
+  // Leaves the module, for its line; false at the top.
   bool leave();
 
   Order order() const { return order_; }
   // The cursor stays with its line.
   void sort(Order order);
 
-  // What bytes there are for, as in byte_kinds.h and in its order.
+  // The kinds of bytes, as in byte_kinds.h and in its order.
   const std::vector<std::string>& kinds() const { return kinds_; }
   // Bytes of line `line`, and of the module, by kind.
   uint64_t bytes_of(size_t line, size_t kind) const;
   uint64_t module_bytes_of(size_t kind) const;
-  // The one kind that is counted; nullopt: all of them.
+  // The only kind that is counted; nullopt: all kinds.
   std::optional<size_t> counted() const { return counted_; }
-  // Counts the next kind of which the module has bytes; after the last, all again.
+  // Counts the next kind of bytes in the module; after the last, all kinds.
   void count_next_kind();
 
-  // To the next tensor, or the one before, in the order of the contents, whose name with its state
-  // ("lm_head.weight.exp_avg") matches. Goes round at the end. False, and nothing moves, if there
-  // is none. Counts all kinds again.
+  // Moves to the next or previous tensor, in the order of the contents, that matches. The patterns
+  // are searched in its name with its state ("lm_head.weight.exp_avg"). Wraps around at the end. If
+  // none matches, returns false and does not move. Counts all kinds again.
   bool find(const Patterns& patterns, bool forward);
 
-  // Marks the tensor of the line under the cursor, or no longer. Of two that are marked the older
-  // one goes.
+  // Marks the tensor of the line under the cursor, or unmarks it. A third mark replaces the older
+  // one.
   void mark();
   bool marked(const NamedTensor& tensor) const;
   // The older one first; at most two.
@@ -93,8 +93,7 @@ class Browser {
     bool itself;
   };
 
-  // Bytes of the kinds that there are, in the order of kinds_: there can be as many kinds as
-  // tensors.
+  // Bytes by kind, in the order of kinds_. It is sparse: there can be as many kinds as tensors.
   using ByKind = std::vector<std::pair<size_t, uint64_t>>;
   struct Sums {
     std::vector<uint64_t> bytes;  // kinds_.size()
@@ -102,10 +101,10 @@ class Browser {
   };
 
   void show(const TreeNode* at, bool itself);
-  // Adds up what is in `node`.
+  // Adds up the contents of `node`.
   void add(const TreeNode& node, Line& line, Sums& sums) const;
   void add(const NamedTensor& tensor, Line& line, Sums& sums) const;
-  // What was added up, which is nothing then.
+  // Returns the sums, and clears them.
   static ByKind take(Sums& sums);
   size_t kind_of(const NamedTensor& tensor) const;
   size_t first_tensor(const TreeNode& node) const;
@@ -126,8 +125,7 @@ class Browser {
   std::vector<const NamedTensor*> marks_;
 };
 
-// Whether `a` comes before `b`, where runs of digits count as numbers: "layers.2" before
-// "layers.10".
+// True if `a` comes before `b`, with runs of digits as numbers: "layers.2" before "layers.10".
 bool natural_less(std::string_view a, std::string_view b);
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// What the bytes on disk are for.
+// The uses of the bytes on disk.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +30,12 @@ namespace dsckpt {
 struct BytesOfKind {
   std::string kind;
   uint64_t bytes = 0;
-  // On the disk: fewer where the file is compressed. Tensors that share a frame share its bytes.
+  // Bytes on disk, fewer if the file is compressed. Tensors that share a frame share its bytes.
   uint64_t stored = 0;
 };
 
-// One file, every byte of which is of one kind. Bytes that two tensors share count once, under the
-// kind that comes first above.
+// The bytes of one file, each of one kind. Bytes that two tensors share count once, under the first
+// of their kinds in the list above.
 struct FileBytes {
   FileId file = 0;
   uint64_t bytes = 0;
@@ -43,14 +43,14 @@ struct FileBytes {
   std::vector<BytesOfKind> kinds;  // in the order above; none with 0 bytes
 };
 
-// Of every file of `contents`, which is open with its states. Throws what reading the archives'
-// headers throws.
+// The kinds of every file of `contents`, which is open with its states. Throws the errors of
+// reading the archives' headers.
 std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& contents);
 
 // The kind of `tensor`'s own bytes, one of `contents`.
 std::string kind_of_bytes(const Contents& contents, const NamedTensor& tensor);
 
-// Kinds in the order above have ranks that do not fall; states share one, and so do types.
+// The position of a kind in the list above; states share one, and so do types.
 size_t kind_rank(std::string_view kind);
 
 // The sums over `files`, in the order above.

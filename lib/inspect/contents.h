@@ -1,4 +1,4 @@
-// Contents: whatever a path holds, as named tensors.
+// Contents: the named tensors at a path.
 #pragma once
 
 #include <filesystem>
@@ -19,16 +19,15 @@ namespace dsckpt {
 
 struct NamedTensor {
   std::string name;
-  // "" of the value itself; of what the optimizer keeps of each of its elements, the optimizer's
-  // name of that: "exp_avg".
+  // "" for the value itself. For an optimizer state, the optimizer's name of it: "exp_avg".
   std::string state;
-  // nullopt where nothing tells: in files of weights.
+  // nullopt if unknown, as in files of weights.
   std::optional<ParamKind> kind;
   TensorSource value;
-  // For a tied tensor, and for its states, the name it is the same tensor as; else "".
+  // For a tied tensor, and for its states, the name of the owner; else "".
   std::string alias_of;
-  // Of a damaged checkpoint, the files it has elements in that are lost (indices of
-  // Checkpoint::lost_files()). `value` has its type and shape, and lies nowhere.
+  // In a damaged checkpoint: the lost files that held its elements (indices of
+  // Checkpoint::lost_files()). Then `value` has only its type and shape.
   std::vector<size_t> lost = {};
 
   // "layers.0.weight", or of a state "layers.0.weight exp_avg".
@@ -41,29 +40,30 @@ struct ContentsOptions {
   std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
   std::string model = {};                         // as OpenOptions::model
   std::vector<std::string> tp_rules = {};         // as SourceOptions::tp_rules
-  // A checkpoint that is damaged is opened without the files that are missing or cannot be read;
-  // one of torch.distributed.checkpoint without the values that are not supported.
+  // Opens a damaged checkpoint without the files that are missing or cannot be read, and one of
+  // torch.distributed.checkpoint without unsupported values.
   bool damaged = false;
 };
 
-// For --root with weights.
+// The error for --root with weights.
 UsageError no_roots_of_weights(const std::filesystem::path& path);
 
-// A path, opened: a checkpoint in any layout there is a reader for, a file of tensors, or a folder
-// of weights. Immutable; any thread. The InputFiles table must outlive it.
+// An open path: a checkpoint in any readable layout, a file of tensors, or a folder of weights.
+// Immutable; any thread. The InputFiles table must outlive it.
 class Contents {
  public:
   // A folder is a checkpoint if it has `latest`, `latest_universal`, the tag or shards; else
   // weights. Throws as Checkpoint::open and Weights::open.
   static Contents open(InputFiles& inputs, const std::filesystem::path& path,
                        const ContentsOptions& options = {});
-  // Those of a checkpoint that was opened already.
+  // The contents of a checkpoint that is already open.
   static Contents of(std::shared_ptr<const Checkpoint> checkpoint);
 
-  // "zero-2", "universal", ...: the layout of a checkpoint; "torch", "safetensors" or, of a folder
-  // with both, "weights".
+  // The layout of a checkpoint: "zero-2", "universal", ... For weights "torch", "safetensors" or,
+  // for a folder with both, "weights".
   const std::string& form() const { return form_; }
-  // In the order of Checkpoint::params(), each one followed by its states, or of the files.
+  // In the order of Checkpoint::params(), each followed by its states; else in the order of the
+  // files.
   const std::vector<NamedTensor>& tensors() const { return tensors_; }
   // nullptr if this is no checkpoint.
   const Checkpoint* checkpoint() const { return checkpoint_.get(); }
@@ -72,11 +72,11 @@ class Contents {
   const std::vector<CheckpointFile>& archives() const { return archives_; }
   const std::vector<WeightsFile>& weights_files() const;
   const std::vector<std::string>& notes() const;
-  // Why the checkpoint cannot be opened as a whole, with what to do next as its hint; nullptr if it
-  // can. Only with ContentsOptions::damaged.
+  // The error that keeps the checkpoint from being opened as a whole, with a next step as its hint;
+  // nullptr if it is whole. Only with ContentsOptions::damaged.
   const Error* damage() const { return damage_ ? &*damage_ : nullptr; }
 
-  // The rank that wrote `file`, one of `inputs`; nullopt where nothing tells.
+  // The rank that wrote `file`, one of `inputs`; nullopt if unknown.
   std::optional<ShardName> writer_of(const InputFiles& inputs, FileId file) const;
   // The record (of safetensors, the tensor) that holds byte `offset` of `file`, or "".
   std::string record_at(FileId file, uint64_t offset) const;

@@ -1,5 +1,5 @@
-// Where a checkpoint of torch.distributed.checkpoint (DCP) has its values, by its `.metadata`:
-// torch/distributed/checkpoint/filesystem.py, FileSystemReader. For scan_path.cpp only.
+// The places of values in a checkpoint of torch.distributed.checkpoint (DCP), by its `.metadata`.
+// Source: torch/distributed/checkpoint/filesystem.py, FileSystemReader. For scan_path.cpp only.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,25 @@
 
 namespace dsckpt {
 
-// A range of a file that torch.load is given. Several values may share one.
+// A range of a file that is passed to torch.load. Several values may share one.
 struct DcpItem {
   std::string name;  // of the first value that lies there
   uint64_t offset = 0;
   uint64_t size = 0;
 };
 
-// Of one of the files beside the `.metadata`; its name is relative to that one's folder, and may
-// lead out of it.
+// A file beside the `.metadata`. Its name is relative to that folder, and may lead out of it.
 struct DcpFile {
   std::string name;
   std::vector<DcpItem> items;  // each range once, by their offsets
 };
 
-// Whether torch takes a file of this name for the pickle that says where all others are.
+// True if torch takes a file of this name for the pickle with the places of all others.
 bool is_dcp_metadata(std::string_view filename);
 
-// By the names of the files. The pickle is read as data. Throws CorruptError for one that is none,
-// or is not put together as torch does it: then it cannot be told what would be loaded.
-// UnsupportedError if what is stored is compressed or encrypted. IoError.
+// The items of all files, by their names. The pickle is read as data. Throws IoError. Throws
+// CorruptError for a file that is no pickle or that torch would not build so: then it is unknown
+// what torch would load. Throws UnsupportedError for compressed or encrypted values.
 std::vector<DcpFile> dcp_items(const InputFile& metadata);
 
 // Adds `more` to `items`: sorted, each range once.

@@ -1,4 +1,4 @@
-// Diff: what differs between two checkpoints or sets of weights, tensor by tensor.
+// Diff: the differences between two checkpoints or sets of weights, tensor by tensor.
 #pragma once
 
 #include <optional>
@@ -14,10 +14,10 @@
 namespace dsckpt {
 
 struct DiffOptions {
-  // Floating types are rounded to it before they are compared: float32, float16 or bfloat16.
-  // nullopt: another type is a difference.
+  // The type that floating values are rounded to before they are compared: float32, float16 or
+  // bfloat16. nullopt: different types are a difference.
   std::optional<DType> as;
-  // What is within it is as good as equal. nullopt: every bit counts.
+  // Differences within it count as equal. nullopt: every bit counts.
   std::optional<Tolerance> tolerance;
 };
 
@@ -30,31 +30,31 @@ struct TensorDiff {
   std::string name;
   std::string state;  // NamedTensor::state
   Verdict verdict = Verdict::equal;
-  // nullopt where there is no such tensor.
+  // nullopt if that side lacks the tensor.
   std::optional<DType> dtype_a = {};
   std::optional<DType> dtype_b = {};
   std::optional<Shape> shape_a = {};
   std::optional<Shape> shape_b = {};
   std::optional<DType> as = {};  // what values were compared as; nullopt if they were not
   Difference values = {};        // only if they were compared
-  // The label of the first tensor that is the same two, under other names; "" if there is none.
+  // The label of the first tensor that is the same two under other names; "" if there is none.
   std::string alias_of = {};
 
   std::string label() const { return state.empty() ? name : name + " " + state; }
 };
 
 struct Diff {
-  // In the order of A, then what is only in B in its order.
+  // In the order of A, then those only in B in the order of B.
   std::vector<TensorDiff> tensors;
   Difference total;        // of all values compared, tied ones once; its index means nothing
   std::string largest_in;  // label of the tensor with total.max_absolute; "" if no bits differ
   std::vector<std::string> notes;
 
   size_t count(Verdict verdict) const;
-  // Nothing differs, or only within the tolerance.
+  // True if nothing differs, or only within the tolerance.
   bool same() const;
-  // Those that differ, tied ones once: the other names, types and shapes first, in the order of
-  // `tensors`, then by how much the values changed in relation to what they were, most first.
+  // The tensors that differ, tied ones once. Other names, types and shapes come first, in the order
+  // of `tensors`. Then come changed values, the largest relative change first.
   std::vector<const TensorDiff*> by_change() const;
 };
 
@@ -65,12 +65,12 @@ struct DiffSide {
   bool is_checkpoint;  // rather than weights
 };
 
-// Compares tensors of equal names in one pass, in memory that does not depend on their size. What
-// is the same whatever the form:
-// * A tied name that a side has under another of its names only is not missing.
+// Compares tensors of equal names in one pass; memory does not depend on their size. Differences of
+// form do not count:
+// * A tied name that a side has only under another of its names is not missing.
 // * If only one side has optimizer states, weights are compared.
-// * Of a checkpoint and weights: what has no fp32 master (frozen parameters, buffers) and is
-//   float32 in the weights is compared as float32. That is what a conversion to fp32 makes of it.
+// * Between a checkpoint and weights, tensors without an fp32 master (frozen parameters, buffers)
+//   that are float32 in the weights are compared as float32. A conversion to fp32 makes them so.
 // Throws as ask() does.
 Diff diff_tensors(const DiffSide& a, const DiffSide& b, const DiffOptions& options,
                   const Reading& reading);

@@ -1,4 +1,4 @@
-// What differs between two, by module.
+// The differences between two, by module.
 #pragma once
 
 #include <array>
@@ -20,18 +20,18 @@ struct DiffNode {
   bool holds_largest = false;                   // the tensor Diff::largest_in
   std::vector<const TensorDiff*> tensors = {};  // its own that are shown, the furthest apart first
   std::vector<DiffNode> children = {};  // modules with tensors that are shown, in their order
-  uint64_t left_out = 0;                // tensors of its own, and of modules that are not shown
+  uint64_t left_out = 0;                // hidden tensors of its own, and those of hidden modules
 
   uint64_t count() const;
   uint64_t differing() const;  // neither equal nor within the tolerance
 };
 
-// The `most` tensors of `diff`, which has to outlive it, that are furthest apart, as a tree; what
-// is equal only with `equal`, and then last. All tensors count.
+// A tree of the `most` tensors of `diff` that are furthest apart. Equal tensors come last, and only
+// with `equal`. All tensors count in the sums. `diff` must outlive it.
 DiffNode diff_tree(const Diff& diff, bool equal, size_t most);
 
-// Those that are furthest apart first, by the largest |a - b|; what was not compared comes after
-// them, then what is the same.
+// All tensors, the furthest apart first, by the largest |a - b|. Tensors that were not compared
+// follow, then equal ones.
 std::vector<const TensorDiff*> furthest_apart(const Diff& diff);
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// Where the bytes of a tensor lie.
+// The places of a tensor's bytes.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,11 @@ struct TensorExtent {
   int64_t row_elements = 0;
   int64_t step = 0;  // elements; 0 if there is one row
   DType stored = DType::uint8;
-  // Of elements that lie in several places: 0 for the first place, 1 for the next, ... All places
-  // hold the same, or `mean` is set: the value is the mean of what they hold.
+  // For elements in several places: 0 for the first place, 1 for the next, ... All places hold
+  // equal values; or `mean` is set, and the value is the mean of all.
   uint32_t copy = 0;
   bool mean = false;
-  // The rank that wrote the file; nullopt where nothing tells.
+  // The rank that wrote the file; nullopt if unknown.
   std::optional<ShardName> rank;
 
   uint64_t bytes() const { return rows * row_bytes; }
@@ -41,14 +41,15 @@ struct TensorExtent {
 std::vector<TensorExtent> extents_of(const InputFiles& inputs, const Contents& contents,
                                      const TensorSource& tensor);
 
-// The files that hold some of the tensor, in the order of their numbers.
+// The files that hold any part of the tensor, by number.
 std::vector<FileId> files_with(const TensorSource& tensor);
-// The ranks that wrote `files`, by mp rank and then dp rank. None of files whose names do not tell.
+// The ranks that wrote `files`, by mp rank and then dp rank. Files whose names do not tell are
+// skipped.
 std::vector<ShardName> ranks_of(const InputFiles& inputs, const Contents& contents,
                                 const std::vector<FileId>& files);
 
-// The tensor called `name`, or of `state` (NamedTensor::state) if that is not empty. Throws
-// UsageError that names what is most like it if there is none.
+// The tensor called `name`, or its state `state` (NamedTensor::state) if that is not empty. Throws
+// UsageError with the most similar name if there is none.
 const NamedTensor& tensor_named(const Contents& contents, const std::string& name,
                                 const std::string& state);
 

@@ -1,4 +1,4 @@
-// How much memory a run needs to go on from a checkpoint, by DeepSpeed's own formulas.
+// Estimates the memory that a run needs to resume from a checkpoint, by DeepSpeed's own formulas.
 #pragma once
 
 #include <cstdint>
@@ -25,17 +25,18 @@ struct MemoryEstimate {
   std::string cpu_formula;  // "" where none was published
 };
 
-// Stages 0 and 1 by the ZeRO paper (Rajbhandari et al., SC 2020, section 3.1 and figure 1: 16 bytes
-// a parameter, and 4 + 12 / N), which has no offloading; stage 2 as
-// estimate_zero2_model_states_mem_needs (stage_1_and_2.py) and stage 3 as
-// estimate_zero3_model_states_mem_needs (stage3.py), with zero_init and their factor of 1.5 for
-// buffers. `largest_layer` as their model_to_params counts it: parameters of one module, without
+// Stages 0 and 1 follow the ZeRO paper (Rajbhandari et al., SC 2020, section 3.1 and figure 1): 16
+// bytes a parameter, and 4 + 12 / N. It has no offloading. Stage 2 follows
+// estimate_zero2_model_states_mem_needs (stage_1_and_2.py), stage 3
+// estimate_zero3_model_states_mem_needs (stage3.py). Both have zero_init and the factor of 1.5 for
+// buffers. `largest_layer` is counted as in their model_to_params: parameters of one module,
+// without those of its children.
 // those of its children.
 std::vector<MemoryEstimate> memory_estimates(int64_t params, int64_t largest_layer,
                                              const Hardware& hardware);
 
-// Whether the run that saved the checkpoint was of that stage and offloaded so, as its
-// configuration in the files says.
+// True if the run that saved the checkpoint had that stage and offloading, by the configuration in
+// its files.
 bool is_of_run(const MemoryEstimate& estimate, const Checkpoint& checkpoint);
 
 }  // namespace dsckpt

@@ -10,12 +10,12 @@ namespace dsckpt {
 
 struct NpyHeader {
   uint64_t size = 0;  // where the data begins
-  // Bytes of the data, if the header is of the form in which NumPy writes it for types without
-  // objects: then nothing else is read. nullopt: the data may be a pickle.
+  // Bytes of the data, if the header has NumPy's form for types without objects: then nothing else
+  // is read. nullopt: the data may be a pickle.
   std::optional<uint64_t> data;
 };
 
-// Of a source that begins with NumPy's magic bytes.
+// The header of a source that begins with NumPy's magic bytes.
 NpyHeader npy_header(const ByteSource& source);
 
 }  // namespace dsckpt

@@ -10,17 +10,17 @@
 
 namespace dsckpt {
 
-// Whose pickle it is: torch's name storages by persistent ids.
+// The origin of a pickle: torch's pickles name storages by persistent ids.
 enum class PickleOf : uint8_t { anybody, torch };
 
 struct JudgedGlobal {
   pickle::NamedGlobal named;
-  // What of its uses no writer does, with the offset; "" if there is nothing. Only names of the
+  // The use that no writer makes of it, with the offset; "" if there is none. Only names of the
   // table have one, and states that nobody writes.
   std::string problem;
 };
 
-// A storage of torch, by what a pickle says of it.
+// A storage of torch, as a pickle describes it.
 struct ClaimedStorage {
   std::string key;
   uint64_t bytes = 0;
@@ -43,9 +43,9 @@ struct Judgement {
   std::vector<std::string> keys;  // if the pickle is a list of texts: the storages of a legacy file
 };
 
-// Parses the pickle at the start of `bytes` and judges what it does. `file_size`: of the file that
-// it lies in, which bounds what it may allocate; offsets are counted from `base`. Throws
-// CorruptError for what Document::parse refuses. Time is linear in the length.
+// Parses the pickle at the start of `bytes` and judges its actions. `file_size` is that of its
+// file, which bounds its allocations; offsets count from `base`. Throws CorruptError as
+// Document::parse. Time is linear in the length.
 Judgement judge(ByteSpan bytes, PickleOf whose, uint64_t file_size, uint64_t base);
 
 }  // namespace dsckpt

@@ -1,8 +1,8 @@
-// Pickles for people, and for programs: the values as text like Python's, or as JSON.
+// Pickles as text like Python's for people, and as JSON for programs.
 //
-// Both are written to a stream as the values are walked, and say everything that is in the pickle.
-// A container that is referred to more than once is written once, with a number, and its number
-// after that; so the output is never much longer than the pickle, and cycles are no trouble.
+// Both are written to a stream while the values are walked, and have everything in the pickle. A
+// container with several references is written once, with a number, and then only as its number. So
+// the output is never much longer than the pickle, and cycles are no problem.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace dsckpt {
 
 struct PickleTextOptions {
-  // Values below this many containers are only named by their kind.
+  // Values below this many containers are shown only as their kind.
   uint32_t depth = 1000;
   // Texts and bytes in full, in the text form; else their first 200 bytes.
   bool full = false;
@@ -28,7 +28,7 @@ struct PickleTextOptions {
 //     'weight': tensor(float32, [3, 4], storage 7 + 0),
 //     'scaler': deepspeed...LossScaler() with {...state...},
 //   }
-// Tensors are recognised if `archive`, which `value` must then be of, is given.
+// Tensors are recognised if `archive` is given; `value` must then be of it.
 void write_pickle_text(std::ostream& out, const pickle::Value& value, const TorchArchive* archive,
                        const PickleTextOptions& options);
 
@@ -49,10 +49,9 @@ void write_pickle_text(std::ostream& out, const pickle::Value& value, const Torc
 void write_pickle_json(std::ostream& out, const pickle::Value& value, const TorchArchive* archive,
                        const PickleTextOptions& options);
 
-// The value that `path` leads to from `root`: keys of mappings (texts, and integers), indices of
-// sequences, with dots between them. Keys may have dots in them; the longest that fits is taken,
-// and shorter ones if that leads nowhere. In objects also the keys of their state. Throws
-// UsageError.
+// The value at `path` below `root`: keys of mappings (texts, and integers) and indices of
+// sequences, joined with dots. For objects, also keys of their state. Keys may contain dots: the
+// longest that fits is tried first, then shorter ones. Throws UsageError.
 pickle::Value value_at(const pickle::Value& root, std::string_view path);
 
 }  // namespace dsckpt

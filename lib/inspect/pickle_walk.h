@@ -1,5 +1,5 @@
-// What the writers of pickle_text.h share: which containers are shared, and what tensors are. For
-// these sources only.
+// Shared by the writers of pickle_text.h: which containers are shared, and which values are
+// tensors. For these sources only.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace dsckpt {
 
-// The numbers of containers that are referred to more than once.
+// The numbers of containers with more than one reference.
 class SharedContainers {
  public:
   explicit SharedContainers(const pickle::Value& root);
@@ -22,7 +22,7 @@ class SharedContainers {
     uint64_t number = 0;  // 0 if the container is not shared
     bool is_first = false;
   };
-  // To be asked in the order of writing; numbers count up from 1.
+  // Call it in the order of writing; numbers count up from 1.
   Number meet(const pickle::Value& container);
   bool is_shared(const pickle::Value& container) const {
     return numbers_.contains(container.identity());
@@ -33,17 +33,17 @@ class SharedContainers {
   uint64_t last_ = 0;
 };
 
-// True for what holds other values, and objects.
+// True for containers of other values, and for objects.
 bool is_container(const pickle::Value& value);
 
-// nullopt for what is no tensor of the archive, or not a well-formed one.
+// nullopt if `value` is no well-formed tensor of the archive.
 std::optional<TensorInfo> tensor_of(const TorchArchive* archive, const pickle::Value& value);
 
 // "-0x1f" of a little-endian two's complement.
 std::string hex_integer(std::string_view twos_complement);
 // "0a1b" of bytes.
 std::string hex(std::string_view bytes);
-// As Python's repr and json do: the shortest that reads back.
+// As Python's repr and json: the shortest text that reads back.
 std::string shortest_real(double value);
 std::string_view name_of(pickle::ObjectNode::Made made);
 

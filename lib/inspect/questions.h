@@ -1,6 +1,6 @@
-// Questions: what passes over tensors and files find out of them. A question is data, so that the
-// ranks of a group can be asked it; what they answer is put together as if one process had read
-// all.
+// Questions: facts to find out in a pass over tensors and files. A question is data, so that it can
+// be sent to the ranks of a group. Their answers are combined as if one process had read
+// everything.
 //
 // A question about blocks of tensors has
 //   Part             what is known of some elements; add(const Part&) of elements that come later
@@ -45,7 +45,7 @@ struct StatisticsQuestion {
   static Part read_part(VarintReader& reader);
 };
 
-// Of items with two sources. PassItem::option is the DType that they are compared as.
+// For items with two sources. PassItem::option is the DType in which they are compared.
 struct DifferenceQuestion {
   using Part = Difference;
   static constexpr QuestionKind kKind = QuestionKind::difference;
@@ -60,7 +60,7 @@ struct DifferenceQuestion {
   static Part read_part(VarintReader& reader);
 };
 
-// How many NaN and Inf there are, and the index of the first.
+// The number of NaN and Inf, and the index of the first.
 struct Nonfinite {
   uint64_t nan = 0;
   uint64_t inf = 0;
@@ -87,8 +87,8 @@ struct NotRounded {
 
   void add(const NotRounded& other);
 };
-// Of items with two sources, the weight and its master, whose type is the weight's or can be
-// converted to it.
+// For items with two sources: the weight, and its master. The master's type is the weight's or can
+// be converted to it.
 struct NotRoundedQuestion {
   using Part = NotRounded;
   static constexpr QuestionKind kKind = QuestionKind::not_rounded;

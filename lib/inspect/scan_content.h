@@ -1,4 +1,5 @@
-// One file, or record of one, scanned: finds the pickles in whatever it is. For scan_path.cpp only.
+// Scans one file, or a record of one: finds the pickles in content of any form. For scan_path.cpp
+// only.
 #pragma once
 
 #include <vector>
@@ -9,8 +10,8 @@
 
 namespace dsckpt {
 
-// Adds what is in `file` to `result`, which is that of this file alone. `items`: what a `.metadata`
-// says is there; torch.load is given each of them by itself. Throws IoError.
+// Adds the findings in `file` to `result`, which is that of this file alone. `items` are those of a
+// `.metadata`, which are passed to torch.load one by one. Throws IoError.
 void scan_content(const InputFile& file, const std::vector<DcpItem>& items, ScanResult& result);
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// The files of a checkpoint one by one, for one that cannot be read as a whole.
+// Lists the files of a checkpoint that cannot be read as a whole.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct ListedShard {
   std::string why;      // it cannot be opened; "" if it can
 };
 
-// In the order of TagFolder::shards; of torch.distributed.checkpoint, `.metadata` and the data
-// files beside it, by their names. Opens each by itself. Throws what find_tag_folder() throws.
+// In the order of TagFolder::shards. For torch.distributed.checkpoint: `.metadata` and the data
+// files beside it, by name. Opens each file by itself. Throws as find_tag_folder().
 std::vector<ListedShard> listed_shards(const std::filesystem::path& path,
                                        const ContentsOptions& options);
 

@@ -1,4 +1,4 @@
-// What a path holds, in numbers.
+// The contents of a path in numbers.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct TensorCount {
   int64_t elements = 0;
 };
 
-// What one rank's files take: those that have its number in their names. Files of the model at
-// stages 0 to 2 are data-parallel rank 0's.
+// The sizes of one rank's files: those with its number in their names. Model files at stages 0 to 2
+// belong to data-parallel rank 0.
 struct RankShare {
   uint32_t dp = 0;
   uint32_t mp = 0;
@@ -28,17 +28,16 @@ struct RankShare {
 };
 
 struct Summary {
-  // "bfloat16": the type of the model's parameters, or several; "" where nothing tells.
+  // "bfloat16": the type or types of the model's parameters; "" if unknown.
   std::string precision;
-  // The optimizer that the saved configuration names, or else what its states tell
-  // ("Adam (by its states)"); "" where nothing tells.
+  // The optimizer in the saved configuration, else the one that its states suggest ("Adam (by its
+  // states)"); "" if unknown.
   std::string optimizer;
-  // By kind of parameter ("trainable", "frozen", "buffer"; "tensor" where nothing tells), without
-  // tied ones.
+  // By kind of parameter ("trainable", "frozen", "buffer"; "tensor" if unknown), without tied ones.
   std::map<std::string, TensorCount> counts;
   uint64_t tied = 0;  // names that are other names' tensors
-  // Parameters of the module with the most of its own, without its children: what DeepSpeed's
-  // estimates call the largest layer.
+  // The most parameters that one module has, without those of its children. DeepSpeed's estimates
+  // call it the largest layer.
   int64_t largest_layer = 0;
   uint64_t files = 0;
   uint64_t bytes = 0;
@@ -46,13 +45,14 @@ struct Summary {
   std::vector<BytesOfKind> kinds;
   // By mp rank, then dp rank; empty if the files have no ranks.
   std::vector<RankShare> ranks;
-  // Files of the tag's folder that are no shards that were read, with their sizes.
+  // Files of the tag's folder other than the shards that were read, with their sizes.
   std::vector<std::pair<std::string, uint64_t>> other_files;
 
   int64_t parameters() const;  // trainable and frozen; where nothing tells, all
 };
 
-// Of `contents`, which is open with its states. Throws what reading the archives' headers throws.
+// Summarizes `contents`, which is open with its states. Throws the errors of reading the archives'
+// headers.
 Summary summarize(const InputFiles& inputs, const Contents& contents);
 
 }  // namespace dsckpt

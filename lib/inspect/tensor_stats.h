@@ -12,22 +12,22 @@
 namespace dsckpt {
 
 struct TensorStats {
-  // Of each tensor, in the order in which they were given. A tied tensor has its owner's; it is
-  // read only if the owner is not given.
+  // For each tensor, in the given order. A tied tensor has its owner's; it is read only if the
+  // owner is not given.
   std::vector<Statistics> tensors;
 
-  // Of all tensors of a kind together; a tied one counts once.
+  // The total of all tensors of a kind; a tied one counts once.
   struct Total {
     std::string state;  // NamedTensor::state
     size_t tensors = 0;
     Statistics values;
   };
-  // In the order in which the states first come.
+  // In the order in which the states first occur.
   std::vector<Total> totals;
 };
 
-// One pass over `tensors`, whose bytes are in `inputs`. Does not depend on who reads. Throws as
-// ask() does.
+// Makes one pass over `tensors`, whose bytes are in `inputs`. The result does not depend on which
+// rank reads. Throws as ask().
 TensorStats tensor_stats(const InputFiles& inputs, const std::vector<NamedTensor>& tensors,
                          const StatisticsQuestion& question, const Reading& reading);
 

@@ -1,4 +1,4 @@
-// Treemap: the bytes of modules as rectangles, whose areas are in proportion to them.
+// Treemap: rectangles for modules, with areas in proportion to their bytes.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace dsckpt {
 
-// In parts of the whole map: x and width of its width, y and height of its height.
+// Relative to the whole map: x and width to its width, y and height to its height.
 struct MapArea {
   double x = 0;
   double y = 0;
@@ -18,20 +18,21 @@ struct MapArea {
   double height = 1;
 };
 
-// Modules that are one thing to the eye: they share a colour.
+// Modules that are shown as one: they share a colour.
 struct MapGroup {
   std::string name;  // "model.layers.[0-27].mlp"; "" if there is only one
   uint64_t bytes = 0;
   uint64_t tensors = 0;
 };
 
-// A tensor, or folded ones, or small ones that were put together.
+// A tensor, or folded ones, or small ones that are combined.
 struct MapCell {
   MapArea area;
   size_t group = 0;  // in Treemap::groups; groups.size() if it belongs to none of them
-  // Below the group's; all of it if it is the group, or in none; "" of small ones together.
+  // The name below the group's. All of it if the cell is the group, or in none; "" for combined
+  // small ones.
   std::string name;
-  std::string path;  // the whole name; of small ones, of the module they are in
+  std::string path;  // the whole name; for small ones, that of their module
   uint64_t bytes = 0;
   uint64_t tensors = 0;
 };
@@ -44,12 +45,12 @@ struct Treemap {
   std::vector<MapCell> cells;    // they tile the map; tensors without bytes have none
 };
 
-// Squarified (Bruls, Huizing and van Wijk 2000) for a map that is `aspect` times as wide as high.
-// Modules stay together. Cells that would be smaller than `smallest`, a part of the whole map, are
-// put together with their neighbours in the same module, so there are at most some 2 / smallest.
+// A squarified map (Bruls, Huizing and van Wijk 2000) that is `aspect` times as wide as high.
+// Modules stay together. Cells smaller than `smallest`, a part of the whole map, are combined with
+// neighbours in the same module. So there are at most about 2 / smallest.
 Treemap treemap_of(const TreeNode& root, double aspect, double smallest);
 
-// The rectangles of `weights`, which are above 0 and descend, in `area`: squarified.
+// The rectangles in `area` for `weights`, which are above 0 and descend: squarified.
 std::vector<MapArea> squarified(const std::vector<double>& weights, const MapArea& area,
                                 double aspect);
 

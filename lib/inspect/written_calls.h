@@ -1,8 +1,8 @@
-// What picklers write: which names, what they are called with, and what is put into the results.
+// The calls that picklers write: names, arguments, and contents of the results.
 //
-// A pickle is harmless only if every call in it is in the table of written_calls.cpp, which was
-// taken from what torch.save, pickle, NumPy, DCP and the frameworks around them write. So nothing
-// is looked for that does harm: what nobody writes is not harmless.
+// A pickle is harmless only if every call in it is in the table of written_calls.cpp. The table has
+// the calls that torch.save, pickle, NumPy, DCP and the frameworks around them write. So nothing
+// searches for harm: calls that nobody writes are not harmless.
 #pragma once
 
 #include <string_view>
@@ -48,16 +48,16 @@ struct WrittenCall {
 // The row of a name, as Python 3 calls it; null if no writer has it.
 const WrittenCall* written_call(std::string_view module, std::string_view name);
 
-// Of a name in the table: how it may be used, flags of pickle::Use. 0 for names that are not there.
-// Names of Python 2 count as what Python 3 makes of them (_compat_pickle.py).
+// The allowed uses of a name in the table, as flags of pickle::Use; 0 for other names. Python 2
+// names count as their Python 3 names (_compat_pickle.py).
 unsigned written_uses(std::string_view module, std::string_view name);
 
 // True for a class of the table that is inside of another.
 bool is_inner_class_of(std::string_view module, std::string_view owner, std::string_view name);
 
-// True for what picklers take by getattr: a member of an enum whose class is in the table, as
-// Python 3.11.0 to 3.11.3 do, and a class of the table that is inside of another, as protocols 2
-// and 3 do.
+// True for attributes that picklers take by getattr. One kind is a member of an enum whose class is
+// in the table, as Python 3.11.0 to 3.11.3 pickle it. The other is a class of the table inside
+// another class, as protocols 2 and 3 pickle it.
 bool is_written_attribute(const pickle::NamedGlobal::Attribute& attribute);
 
 }  // namespace dsckpt

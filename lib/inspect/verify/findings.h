@@ -1,4 +1,4 @@
-// What verify() is asked, and what it finds.
+// The options and the findings of verify().
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@ struct FindingRank {
   uint32_t mp = 0;
 };
 
-// One thing that is wrong, and where. What is empty is unknown or has no meaning.
+// A defect, and its place. Empty fields are unknown or have no meaning.
 struct Finding {
   Check check = Check::unreadable;
   std::string message;
@@ -47,8 +47,8 @@ struct Finding {
   std::string member = {};  // a record of the zip, or a key of the pickle
   std::string tensor = {};
   std::string state = {};  // of `tensor`, that the optimizer keeps; "" of the tensor itself
-  // Of a record that is damaged: the parameters and states that lie in it ("w", "w exp_avg"), or
-  // else the keys of its tensors in the pickle.
+  // For a damaged record: the parameters and states in it ("w", "w exp_avg"), else the keys of its
+  // tensors in the pickle.
   std::vector<std::string> tensors = {};
   // Bytes from the start of the file, or elements of the flat tensor that `member` names.
   std::optional<uint64_t> offset = {};
@@ -81,10 +81,10 @@ struct VerifyOptions {
   std::vector<std::string> tp_rules = {};         // as SourceOptions::tp_rules
   bool finite = false;                            // look for NaN and Inf in weights and states
   std::filesystem::path manifest;                 // compare with it; none if empty
-  // Make a manifest; this file, where it is to be written, is not in it. None is made if empty.
+  // Makes a manifest. It leaves out this file, to which it will be written. Empty: makes none.
   std::filesystem::path new_manifest;
   unsigned threads = 0;  // 0: as many as there are cores
-  // Of which this is rank 0: all its ranks read what is read of every element. nullptr: alone.
+  // The group whose rank 0 this is: all its ranks share the reads of elements. nullptr: alone.
   Group* group = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// The flat tensors of optimizer-states files of stages 1 to 3, one file at a time, for those who
-// look at what the readers refuse.
+// The flat tensors of optimizer-states files of stages 1 to 3, one file at a time, for code that
+// examines files that the readers refuse.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct FlatTensor {
   uint64_t saved = 0;    // elements in the file
   uint64_t padding = 0;  // of this rank, by the file; not among `saved` unless `padding_kept`
   bool padding_kept = false;
-  // Releases before 0.7 cut padding off the last rank's and do not say how much.
+  // Releases before 0.7 cut padding off the last rank's tensor and do not save how much.
   bool padding_untold = false;
   bool muon = false;  // its momenta are of whole parameters
 
@@ -34,13 +34,13 @@ struct FlatState {
   uint64_t numel = 0;
 };
 
-// Those of `optim`, by number. Throws CorruptError for fields that are missing or of the wrong
-// kind.
+// The flat tensors of `optim`, by number. Throws CorruptError for fields that are missing or of the
+// wrong kind.
 std::vector<FlatTensor> flat_tensors(const Shard& optim);
-// The states of one dimension that the optimizer keeps of flat tensor `index`.
+// The one-dimensional optimizer states of flat tensor `index`.
 std::vector<FlatState> flat_states_of(const Shard& optim, size_t index);
 
-// Where a parameter lies in a group's flat vector.
+// The place of a parameter in a group's flat vector.
 struct FlatSlice {
   std::string name;
   Shape shape;
@@ -48,8 +48,8 @@ struct FlatSlice {
   uint64_t numel = 0;
 };
 
-// Stages 1 and 2: the parameters of group `group` one after the other, with the paddings between
-// them that `optim` says. Empty if these do not fit.
+// Stages 1 and 2: the parameters of group `group` in a row, with the paddings between them from
+// `optim`. Empty if these do not fit.
 std::vector<FlatSlice> flat_slices(const ModelStates& model, const Shard& optim, size_t group);
 
 }  // namespace dsckpt

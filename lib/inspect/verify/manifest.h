@@ -1,4 +1,4 @@
-// The check of a manifest, and how one is made (manifest_file.h).
+// Makes and checks manifests (manifest_file.h).
 #pragma once
 
 #include "inspect/verify/manifest_file.h"
@@ -6,8 +6,8 @@
 
 namespace dsckpt {
 
-// Hashes all files of the folder that is verified, or the one file: of checkpoints also those in
-// folders below.
+// Hashes all files of the verified folder, or the one file; for checkpoints also files in
+// subfolders.
 Manifest make_manifest(Verification& v);
 // Compares the files with the manifest of the options.
 void check_manifest(Verification& v);

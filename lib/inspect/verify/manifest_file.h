@@ -1,4 +1,4 @@
-// Manifests: the SHA-256 of every record and every file, so that a copy can be proven to be one.
+// Manifests: the SHA-256 of every record and every file, which proves that a copy is exact.
 //
 // JSON: {"schema": 1, "type": "manifest", "hash": "sha256", "files": [{"path", "size", "sha256",
 // "records": [{"name", "offset", "size", "sha256"}]}]}. Files by path, relative to the folder;
@@ -26,7 +26,7 @@ struct ManifestRecord {
 struct ManifestFile {
   std::string path;
   uint64_t size = 0;
-  std::string sha256;  // of all of the file, also of what is in no record
+  std::string sha256;  // of the whole file, even outside of records
   std::vector<ManifestRecord> records;
 };
 
@@ -34,10 +34,10 @@ using Manifest = std::vector<ManifestFile>;
 
 // Ends in a newline.
 std::string manifest_text(const Manifest& manifest);
-// Writes it beside `path` and renames it then. Throws UsageError if there is something called so
-// and not `force`, IoError.
+// Writes it beside `path` and renames it. Throws IoError, and UsageError if `path` exists and not
+// `force`.
 void write_manifest(const Manifest& manifest, const std::filesystem::path& path, bool force);
-// Throws IoError, CorruptError for what is no manifest, UnsupportedError for one of another schema
+// Throws IoError, CorruptError for a file that is no manifest, UnsupportedError for another schema
 // or hash.
 Manifest read_manifest(const std::filesystem::path& path);
 

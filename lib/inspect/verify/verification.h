@@ -1,5 +1,5 @@
-// Verification: what the checks of verify() share: the files, the report in the making, and what
-// is already known to be wrong.
+// Verification: the common state of verify()'s checks: the files, the report so far, and the known
+// defects.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@
 
 namespace dsckpt {
 
-// One file, as far as it can be opened.
+// A file, as far as it can be opened.
 struct CheckedFile {
   std::filesystem::path path;
   std::string display;
@@ -36,13 +36,13 @@ struct CheckedFile {
   std::optional<ZipReader> zip;
   std::optional<Shard> shard;  // a file of torch.save that is whole
   std::optional<SafetensorsFile> safetensors;
-  // Of a file of torch.distributed.checkpoint this is one of its archives: the value that it is of,
-  // and where it lies. `zip` is all that is opened of it.
+  // For an archive in a file of torch.distributed.checkpoint: the value that it belongs to, and its
+  // place. Only its `zip` is opened.
   std::string part;
   Extent extent = {};
-  // Files that are no part of the checkpoint: those of a rank that cannot be.
+  // Files that do not belong to the checkpoint, such as those of a rank that cannot exist.
   bool left_out = false;
-  // Something was reported that makes whatever else it says doubtful.
+  // A reported defect makes everything else in the file doubtful.
   bool suspect = false;
 
   bool whole() const {
@@ -52,12 +52,12 @@ struct CheckedFile {
   std::string member(const ZipEntry& entry) const {
     return part.empty() ? std::string(entry.name) : part + " (" + std::string(entry.name) + ")";
   }
-  // Fit to be compared with others.
+  // True if it can be compared with others.
   bool usable() const { return whole() && !left_out && !suspect; }
   std::optional<FindingRank> rank() const;
 };
 
-// Of one read: as many as fit the caches of a core.
+// Elements of one read: as many as fit the caches of a core.
 inline constexpr int64_t kPieceElements = 16 << 10;
 
 class Verification {
@@ -69,9 +69,9 @@ class Verification {
   const VerifyOptions& options;
   Progress& progress;
   VerifyReport report;
-  // Of checkpoints: the folder, without the files that are left out once check_ranks has run.
+  // For checkpoints: the folder, without the files that check_ranks leaves out.
   TagFolder folder;
-  // By kind, mp rank and dp rank; of weights by name.
+  // By kind, mp rank and dp rank; for weights by name.
   std::vector<CheckedFile> files;
   // After open_checkpoint, if it could be opened.
   std::unique_ptr<Checkpoint> checkpoint;
@@ -80,15 +80,15 @@ class Verification {
 
   // Any thread.
   void add(Finding finding);
-  // The place is that of the error, in `file`.
+  // The finding's place is that of the error, in `file`.
   void add(Check check, const CheckedFile& file, const Error& error);
   void add(Check check, const CheckedFile& file, std::string member, std::string message);
-  // In the file that the error names.
+  // The finding is for the file that the error names.
   void add(Check check, const Error& error);
-  // Says why a check was not made, or not everywhere. `done`: it was made elsewhere.
+  // Records why a check was not made, or not everywhere. `done`: it was made elsewhere.
   void skip(Check check, std::string why, bool done = false);
-  // Runs `body`; an Error becomes a finding, but for what is not supported, which becomes the
-  // check's note. An InterruptedError goes on.
+  // Runs `body`. An Error becomes a finding, but an UnsupportedError becomes the check's note. An
+  // InterruptedError is passed on.
   template <typename Body>
   void attempt(Check check, CheckedFile& file, Body&& body) {
     try {
@@ -109,20 +109,20 @@ class Verification {
   }
 
   bool has(Check check) const;
-  // Whether something was reported of the file but its checksums.
+  // True if anything but its checksums was reported for the file.
   bool is_reported(const std::string& display) const;
-  // Those that are usable, of one kind.
+  // The usable files of one kind.
   std::vector<CheckedFile*> of_kind(ShardName::Kind kind);
-  // The same of one mp rank.
+  // The usable files of one kind and mp rank.
   std::vector<CheckedFile*> of_kind(ShardName::Kind kind, uint32_t mp_rank);
-  // Once they are opened. Any thread.
+  // The opened file of that id. Any thread.
   CheckedFile* file_of(FileId id);
-  // Whether bytes of `source` lie in records whose CRC32 is wrong, or in suspect files.
+  // True if bytes of `source` lie in records whose CRC32 is wrong, or in suspect files.
   bool is_doubtful(const TensorSource& source);
   // The record that holds byte `offset` of the file, or "".
   std::string record_at(FileId file, uint64_t offset);
 
-  // Gives the finding file, rank, record and offset, if the place is known.
+  // Sets the finding's file, rank, record and offset, if the place is known.
   void set_place(Finding& finding, const std::optional<Extent>& place);
 
   // Records whose CRC32 is wrong.
@@ -140,22 +140,23 @@ class Verification {
   std::vector<Extent> damaged_;
 };
 
-// Longer lists of missing files help nobody; the count may be made up.
+// The longest list of missing files: more help nobody, and a count may be made up.
 inline constexpr size_t kMaxMissing = 4096;
 
-// Whether a model-states file has None for `module`, because its layers have files of their own.
+// True if a model-states file has None for `module`, because its layers have files of their own.
 bool is_of_pipeline(const Shard& model);
-// Whether it is a universal checkpoint for any stage, of weights that a run starts from
-// (universal/start.h): one model-states file has the tensors, and those of stage 3 none.
+// True for a universal checkpoint of weights for any stage, from which a run starts
+// (universal/start.h). One model-states file has the tensors, and those of stage 3 have none.
 bool is_for_any_stage(Verification& v);
 
-// How the readers open the checkpoint. Throws UsageError for a rule of the user that is none.
+// The options with which the readers open the checkpoint. Throws UsageError for an invalid rule of
+// the user's.
 OpenOptions checkpoint_options(const Verification& v);
 
-// Where element `at` of a tensor lies: the file and the byte, of the first of several copies.
+// The place of element `at` of a tensor: the file and the byte, in the first of several copies.
 std::optional<Extent> place_of(const TensorSource& source, int64_t at);
 
-// What `read` gives, or nothing if it is valid, but not read by this library.
+// The result of `read`, or nothing if the data is valid, but not read by this library.
 template <typename Read>
 auto if_supported(Read&& read) -> std::optional<decltype(read())> {
   try {
@@ -165,8 +166,8 @@ auto if_supported(Read&& read) -> std::optional<decltype(read())> {
   }
 }
 
-// For each of `count` things the index of the first that it equals. Compares with one of each
-// kind only, and with those that have the same `hash`: a number, equal of what is equal.
+// For each of `count` things, the index of the first equal one. Compares each only with one of each
+// kind that has the same `hash`: a number that is equal for equal things.
 template <typename Hash, typename Equal>
 std::vector<size_t> first_equals(size_t count, Hash&& hash, Equal&& equal) {
   std::vector<size_t> first(count);
@@ -181,7 +182,8 @@ std::vector<size_t> first_equals(size_t count, Hash&& hash, Equal&& equal) {
   return first;
 }
 
-// Of what first_equals gives, the index that comes most often; of as many, the first. 0 of none.
+// The most frequent index in the result of first_equals, the first of equally frequent ones; 0 if
+// it is empty.
 size_t largest_kind(const std::vector<size_t>& first_equal);
 
 // Runs `body(i)` for 0 <= i < count on all threads.
@@ -227,7 +229,7 @@ void check_same_tensors(Verification& v);
 void check_finite(Verification& v);
 
 // touched.cpp
-// Fills in Finding::tensors of what was found of records.
+// Fills in Finding::tensors for findings about records.
 void name_touched(Verification& v);
 
 // universal.cpp

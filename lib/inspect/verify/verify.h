@@ -1,9 +1,9 @@
-// Verify: everything that is wrong with a checkpoint, in one report.
+// Verify: reports every defect of a checkpoint in one report.
 //
-// The readers stop at the first error; this goes on around it. Every file is opened on its own and
-// every record's CRC32 is checked; then files are compared with one another; then the values. What
-// only follows from something reported before is not reported: the list of checks says what was
-// left out and why.
+// The readers stop at the first error; this continues. First it opens every file on its own and
+// checks every record's CRC32. Then it compares files with each other, then the values.
+// Consequences of a reported defect are not reported: the list of checks says which were skipped,
+// and why.
 #pragma once
 
 #include <filesystem>
@@ -15,11 +15,11 @@
 
 namespace dsckpt {
 
-// Looks at `path`: a folder with `latest` or the tag, a tag's own folder, a universal checkpoint, a
-// folder of weights or one file of torch.save or safetensors. Reads every byte once or twice,
-// memory does not grow with the size of the tensors. Throws UsageError if there is no such path,
-// InconsistentError if it holds nothing that could be looked at, IoError, CorruptError for a
-// manifest that is none, InterruptedError.
+// Verifies `path`: a folder with `latest` or the tag, a tag's own folder, a universal checkpoint, a
+// folder of weights, or one file of torch.save or safetensors. Reads every byte once or twice;
+// memory does not grow with the size of the tensors. Throws UsageError if the path does not exist,
+// InconsistentError if it holds nothing to verify. Throws IoError, CorruptError for an invalid
+// manifest, InterruptedError.
 VerifyReport verify(InputFiles& inputs, const std::filesystem::path& path,
                     const VerifyOptions& options, Progress& progress);
 
