@@ -23,7 +23,7 @@ struct HtmlOptions {
 // Adds --html, --force, --values and --param.
 void add_html_options(CLI::App& app, HtmlOptions& options);
 
-// What the summary found. Borrowed.
+// The results of the summary, borrowed.
 struct Findings {
   const std::string& path;
   const InputFiles& inputs;
@@ -35,15 +35,15 @@ struct Findings {
   const std::vector<Conversion>& conversions;
 };
 
-// Throws UsageError for a page that cannot be written: a folder, or a file that exists and is not
-// to be replaced.
+// Throws UsageError for a page that cannot be written: a folder, or an existing file without
+// --force.
 void check_page(const std::string& file, bool force);
-// Writes a page; a reader sees nothing or all of it. IoError.
+// Writes a page; a reader sees nothing or all of it. Throws IoError.
 void write_page(const std::string& file, const std::string& text);
 
-// Writes the page; a reader sees nothing or all of it. Throws UsageError for a file that exists,
-// unless it is to be replaced, and for a --param that is not there; IoError; with values, what
-// reading them throws.
+// Writes the page; a reader sees nothing or all of it. Throws UsageError for a --param that does
+// not exist, and for an existing file without --force. Throws IoError and, with values, the errors
+// of reading them.
 void write_html(const Findings& findings, const HtmlOptions& options, const cli::Common& common);
 
 }  // namespace dsckpt::inspect

@@ -1,4 +1,4 @@
-// What all tools share: parsing, messages, exit codes. The only place that prints errors or decides
+// The common part of all tools: parsing, messages, exit codes. Only this prints errors and decides
 // how the process ends.
 #pragma once
 
@@ -27,10 +27,10 @@ enum ExitCode : int {
   kInterrupted = 130,
 };
 
-// Of an error of that kind.
+// The exit code for an error of that kind.
 int exit_code(ErrorKind kind);
-// Prints `error` on stderr, and with `as_json` as an object on stdout, which gets "path" unless
-// `path` is "". Returns its exit code.
+// Prints `error` on stderr, and with `as_json` as an object on stdout, with "path" unless `path` is
+// "". Returns its exit code.
 int report_error(const CLI::App& app, bool as_json, const Error& error,
                  const std::string& path = "");
 
@@ -39,21 +39,20 @@ struct Command {
   CLI::App* app;
   std::function<int()> run;  // the exit code
 };
-// Adds a subcommand, with its options, to `app`. What it keeps lives as long as the Command.
+// Adds a subcommand, with its options, to `app`. Its state lives as long as the Command.
 using AddCommand = Command(CLI::App& app, Common& common);
-// The command of `sub` whose `body` runs in_group(). Adds what add_pass_options and
-// add_group_options add.
+// The command of `sub` whose `body` runs in_group(). Adds the options of add_pass_options and
+// add_group_options.
 Command command_in_group(CLI::App& sub, Common& common, std::function<int()> body);
 
-// Parses `argv` into `app` and runs `body`, whose result is the exit code. Python's argparse
-// spellings are understood (spelling.h). Errors become a message on stderr (and a JSON object on
-// stdout with --json) and an exit code. Without arguments, a tool of subcommands shows its help on
-// stderr.
+// Parses `argv` into `app` and runs `body`, whose result is the exit code. Accepts the spellings of
+// Python's argparse (spelling.h). Errors become a message on stderr (and a JSON object on stdout
+// with --json) and an exit code. Without arguments, a tool of subcommands shows its help on stderr.
 int run(CLI::App& app, const Common& common, int argc, char** argv,
         const std::function<int()>& body);
 
-// The same of a tool without subcommands, as Tool::run: `add_options` fills an Arguments, which has
-// the Common options as `common`, and `work` does what they say.
+// The same for a tool without subcommands, as Tool::run. `add_options` fills an Arguments, whose
+// member `common` is the Common options. Then `work` carries them out.
 template <typename Arguments, void (*add_options)(CLI::App&, Arguments&),
           int (*work)(const CLI::App&, Arguments&)>
 int run_tool(CLI::App& app, int argc, char** argv) {
@@ -63,10 +62,10 @@ int run_tool(CLI::App& app, int argc, char** argv) {
              [&] { return in_group(arguments.common, [&] { return work(app, arguments); }); });
 }
 
-// Throws IoError if what was printed does not get there; not for a pipe that its reader has closed,
-// who has seen enough.
+// Throws IoError if printed text cannot be delivered. A pipe that its reader has closed is no
+// error: the reader has seen enough.
 void flush_stdout();
-// Drops what could not be printed, so that it is not an error again.
+// Drops text that could not be printed, so that it is not an error again.
 void forget_stdout();
 
 }  // namespace dsckpt::cli

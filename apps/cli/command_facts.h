@@ -1,5 +1,5 @@
-// What a tool's options are, as completions and the man page need it: read from the CLI::App that
-// parses them, so that nothing is said twice.
+// Facts about a tool's options for completions and the man page. They are read from the CLI::App
+// that parses the options, so each is declared once.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -43,7 +43,7 @@ struct CommandFacts {
   std::vector<ShortName> short_names;  // of programs among the subcommands, or their commands
 };
 
-// Of what --help shows: hidden options and subcommands, those without a group, are left out.
+// The options in --help: hidden options and subcommands, those without a group, are left out.
 CommandFacts facts_of(const CLI::App& app);
 
 // A line of JSON, of type "options" (messages.h): {"name", "description", "positionals": [option],

@@ -7,11 +7,11 @@
 
 namespace dsckpt::cli {
 
-// To be sourced, or to lie as NAME in a folder of bash-completion's. Needs bash 4, no package.
+// To be sourced, or installed as NAME in a folder of bash-completion. Needs bash 4, no package.
 std::string bash_completion(const CommandFacts& tool);
-// To lie as _NAME in a folder of $fpath, or to be sourced after compinit.
+// To be installed as _NAME in a folder of $fpath, or sourced after compinit.
 std::string zsh_completion(const CommandFacts& tool);
-// To be sourced, or to lie as NAME.fish in a folder of $fish_complete_path.
+// To be sourced, or installed as NAME.fish in a folder of $fish_complete_path.
 std::string fish_completion(const CommandFacts& tool);
 
 }  // namespace dsckpt::cli

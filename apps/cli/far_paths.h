@@ -1,8 +1,8 @@
-// Inputs and outputs that are URLs, s3://BUCKET/PREFIX, as folders of stand-ins (bucket/buckets.h).
+// Inputs and outputs at URLs, s3://BUCKET/PREFIX, as folders of stand-ins (bucket/buckets.h).
 //
-// An option that takes a path to read is said to be one with input_path(), and one that takes the
-// folder of an output with output_path(). Their URLs become paths while arguments are parsed, and
-// what is there is there once FarPaths::run() calls its body.
+// Options declare with input_path() that they take a path to read, and with output_path() that they
+// take the folder of an output. Their URLs become paths while arguments are parsed. The files
+// appear there when FarPaths::run() calls its body.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -17,14 +17,15 @@ namespace dsckpt::cli {
 // Let `option` take URLs as well as paths.
 CLI::Option* input_path(CLI::Option* option);
 CLI::Option* output_path(CLI::Option* option);
-// Adds --s3-endpoint and its like, in a group of their own. add_common() does.
+// Adds --s3-endpoint and related options, in a group of their own. add_common() calls it.
 void add_far_options(CLI::App& app);
 
-// {"requests": N, "repeated": N, "bytes": N, "bytes_sent": N} until now; nullopt where no path is a
-// URL.
+// The traffic so far, {"requests": N, "repeated": N, "bytes": N, "bytes_sent": N}; nullopt if no
+// path is a URL.
 std::optional<nlohmann::json> far_traffic_json();
 
-// What the URLs among the arguments stand for, while it lives. One at a time, before any thread.
+// The local folders of the URLs among the arguments, as long as it lives. Only one at a time, made
+// before any thread.
 class FarPaths {
  public:
   FarPaths();
@@ -32,10 +33,10 @@ class FarPaths {
   FarPaths(const FarPaths&) = delete;
   FarPaths& operator=(const FarPaths&) = delete;
 
-  // What `body` returns, with all of them there, and as many threads as they take requests at once.
-  // Says, as text, how many requests it took. Without URLs it only calls it.
-  // Throws what Buckets::open() and `body` throw, and UsageError if a launcher has started several
-  // ranks.
+  // Makes the folders, calls `body` and returns its result. Uses as many threads as the stores take
+  // requests at once. Prints the number of requests, as text. Without URLs it only calls `body`.
+  // Throws the errors of Buckets::open() and `body`, and UsageError if a launcher has started
+  // several ranks.
   int run(const CLI::App& app, const Common& common, const std::function<int()>& body);
 };
 

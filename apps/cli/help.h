@@ -1,5 +1,4 @@
-// What --help says: the layout of the text, and how it ends (exit codes, then the examples of
-// option_facts.h).
+// The text of --help: its layout, and its end (exit codes, then the examples of option_facts.h).
 #pragma once
 
 #include <CLI/App.hpp>
@@ -18,7 +17,7 @@ const std::vector<ExitStatus>& exit_statuses();
 
 // "-t", "--tag".
 std::vector<std::string> option_names(const CLI::Option& option);
-// What stands for the value of an option or positional: "N", "TYPE"; empty for a flag.
+// The placeholder for the value of an option or positional: "N", "TYPE"; empty for a flag.
 std::string value_name(const CLI::Option& option);
 
 // Lines of at most `width` columns.

@@ -1,4 +1,4 @@
-// Ctrl-C and its like, as a flag; and SIGUSR1, which asks how far a run is.
+// Ctrl-C and other signals as a flag, and SIGUSR1, which asks for a run's progress.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace dsckpt::cli {
 
-// SIGHUP, SIGINT and SIGTERM set `progress.cancelled` while this lives; a second signal kills.
-// What does not stop by itself within 0.15 s, and has nothing to clean up (Writing), is ended with
-// the last words and kInterrupted. SIGUSR1 is answered by whoever listens, and before and after by
-// a line that says so.
+// SIGHUP, SIGINT and SIGTERM set `progress.cancelled` while this lives; a second signal kills. The
+// process ends with the last words and kInterrupted if it does not stop within 0.15 s and has
+// nothing to clean up (Writing). A listener answers SIGUSR1. Without one, a line says that there is
+// no progress.
 class InterruptGuard {
  public:
   explicit InterruptGuard(Progress& progress);
@@ -19,7 +19,7 @@ class InterruptGuard {
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 };
 
-// Whether a guard that lives has heard a signal. Any thread.
+// True if a living guard has got a signal. Any thread.
 bool is_interrupted();
 
 struct LastWords {
@@ -27,13 +27,13 @@ struct LastWords {
   std::string on_stdout;
 };
 
-// Says them and ends the process, whatever its threads do: allocates nothing and takes no lock.
+// Prints them and ends the process, whatever its threads do: allocates nothing and takes no lock.
 [[noreturn]] void end_at_once(const LastWords& words, int status);
 
-// What an end by a signal says; they must live as long as the process.
+// Sets the words for an end by a signal; they must live as long as the process.
 void set_last_words(const LastWords& words);
 
-// While one lives there are files that must be removed: nothing ends the process at once.
+// While one lives there are files to remove, so nothing ends the process at once.
 class Writing {
  public:
   Writing();
@@ -42,7 +42,7 @@ class Writing {
   Writing& operator=(const Writing&) = delete;
 };
 
-// Whoever answers SIGUSR1, as long as it lives. One at a time.
+// Answers SIGUSR1 as long as it lives. One at a time.
 class ProgressRequests {
  public:
   ProgressRequests();
@@ -50,7 +50,7 @@ class ProgressRequests {
   ProgressRequests(const ProgressRequests&) = delete;
   ProgressRequests& operator=(const ProgressRequests&) = delete;
 
-  // Whether somebody has asked since the last call.
+  // True if a request has come since the last call.
   bool take();
 };
 

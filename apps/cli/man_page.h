@@ -7,7 +7,7 @@
 
 namespace dsckpt::cli {
 
-// In the man(7) macros. Has no date: the same text for the same options and version.
+// In the man(7) macros, without a date: equal options and version give the same text.
 std::string man_page(const CommandFacts& tool, const std::string& version);
 
 }  // namespace dsckpt::cli

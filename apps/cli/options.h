@@ -1,4 +1,4 @@
-// Options that several tools have, and what they set.
+// Options that several tools have, and their values.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -30,10 +30,10 @@ struct Common {
   std::shared_ptr<Group> group = {};  // of which this is rank 0; nullptr: alone (in_group())
 };
 
-// Adds --json, --quiet, --color, --max-memory and --help, and unless it `reads` nothing
-// --s3-endpoint and its like, to a tool or a subcommand, and to a tool also --version and the
-// hidden --generate bash|zsh|fish|man, which prints a shell's completion or the man page. What is
-// added before them comes before them in --help.
+// Adds --json, --quiet, --color, --max-memory and --help to a tool or a subcommand. Unless it
+// `reads` nothing, adds --s3-endpoint and related options. A tool also gets --version, and the
+// hidden --generate bash|zsh|fish|man, which prints a shell's completion or the man page. Options
+// added earlier come first in --help.
 void add_common(CLI::App& app, Common& common, bool reads = true);
 // Adds --model.
 void add_model(CLI::App& app, std::string& model);
@@ -48,16 +48,16 @@ void add_param_names(CLI::App& app, std::filesystem::path& names);
 // Adds the positional `name`, a checkpoint folder, --tag and --root.
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             SourceOptions& source);
-// For tools that take weights where a checkpoint is expected. Adds --strip-prefix and --add-prefix.
+// For tools that accept weights in place of a checkpoint: adds --strip-prefix and --add-prefix.
 void add_weights_options(CLI::App& app, SourceOptions& source);
-// For commands that copy files. Adds --follow-links.
+// For commands that copy files: adds --follow-links.
 void add_follow_links(CLI::App& app, bool& follow_links);
-// What --io-class idle does. Throws IoError.
+// Sets the I/O class of --io-class idle. Throws IoError.
 void become_idle_at_disk();
-// For commands that read tensors. Adds --threads, --io-class and --progress.
+// For commands that read tensors: adds --threads, --io-class and --progress.
 void add_pass_options(CLI::App& app, Common& common);
 
-// Which step of a conversion is meant, if not all of it (steps.h).
+// The step of a conversion to do, if not all of it (steps.h).
 struct StepArguments {
   bool plans = false;                   // the first
   uint64_t portions = 0;                // about so many; 0: as many as suit
@@ -67,7 +67,7 @@ struct StepArguments {
   bool any() const { return plans || commits || share; }
 };
 
-// How the output is written, and whether at all.
+// Options for writing the output, or for a dry run.
 struct RunArguments {
   RunOptions options;
   bool dry_run = false;
@@ -75,15 +75,15 @@ struct RunArguments {
   StatedRates rates = {};
   StepArguments steps = {};
 };
-// For what runs a job, also in a group. Adds --dry-run, --ranks, --disk-rate and --network-rate,
-// --force, which is explained by `force`, --fsync, --io, --verify-output, --limit-rate,
-// --stripe, --resume, --save-every, --emit-plan, --portions and --share.
+// For commands that run a job, also in a group: adds --dry-run, --ranks, --disk-rate and
+// --network-rate, --force, --fsync, --io, --verify-output, --limit-rate, --stripe. Adds --resume,
+// --save-every, --emit-plan, --portions and --share. The help of --force is `force`.
 void add_output_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force);
 // Adds a flag that takes a level, for packed output.
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
                    const std::string& text);
-// For tools that run a plan of their own making. Adds these, --verify, --zstd if `packs` (some of
-// what they write can be), and what add_pass_options and add_group_options add.
+// For tools that run their own plan: adds the options above, and those of add_pass_options and
+// add_group_options. Adds --verify, and --zstd if `packs`: some of the output can be packed.
 void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force,
                      bool packs = true);
 

@@ -1,4 +1,4 @@
-// How far a run is, on stderr.
+// Shows the progress of a run on stderr.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,10 @@
 
 namespace dsckpt::cli {
 
-// Shows a Progress on stderr, at most six times a second, until it is destroyed: a line with bar,
-// rate and time left, no wider than the terminal, on one (or with --progress=always), JSON lines
-// with --progress=json. For each SIGUSR1 there is a line in any case. While files are opened it
-// counts these, from half a second on, and that line goes away again.
+// Shows a Progress on stderr, at most six times a second, until it is destroyed. On a terminal (or
+// with --progress=always) it is a line with bar, rate and time left, no wider than the terminal.
+// With --progress=json it is JSON lines. Each SIGUSR1 prints a line in any case. While files are
+// opened it counts them, from half a second on, and erases that line at the end.
 class ProgressDisplay {
  public:
   ProgressDisplay(const Progress& progress, const Common& common);
@@ -24,7 +24,7 @@ class ProgressDisplay {
   std::unique_ptr<Impl> impl_;
 };
 
-// What `work` returns, shown meanwhile.
+// Calls `work` while the progress is shown; returns its result.
 template <typename F>
 auto while_shown(const Progress& progress, const Common& common, F&& work) {
   const ProgressDisplay display(progress, common);

@@ -11,7 +11,7 @@
 
 namespace dsckpt::cli {
 
-// Which program this is: all steps take the same one.
+// Identifies this program: all steps must use the same one.
 std::string this_program();
 
 // "I/N", share I of N. Throws UsageError.
@@ -20,23 +20,22 @@ StepShare parse_share(const std::string& text);
 // Adds --emit-plan, --portions and --share to a tool that writes.
 void add_step_options(CLI::App& app, Common& common, StepArguments& steps);
 
-// Of a job whose place was checked: plans it, and says where; returns the exit code.
+// Plans a job whose place was checked, and prints where; returns the exit code.
 int plan_first(const CLI::App& app, const Common& common, const Job& job,
                const std::filesystem::path& output, const RunArguments& run, Progress& progress);
-// Plans it, and does share 0 of it and what has no result then; the commit is left.
+// Plans it, and does share 0 and then portions without a result; the commit is left.
 void plan_and_work(const CLI::App& app, const Common& common, const Job& job,
                    const std::filesystem::path& output, const RunArguments& run,
                    Progress& progress);
-// Of a tool that was given a share: whether that is another one than the first. Then the input is
-// of no concern.
+// True if a tool was given a share other than the first. Then it ignores the input.
 bool is_later_share(const StepArguments& steps);
-// Waits for the plan of `output`, and does that share and what has no result then. Returns the exit
-// code.
+// Waits for the plan of `output`, and does that share and then portions without a result. Returns
+// the exit code.
 int work_on_share(const CLI::App& app, const Common& common, const std::filesystem::path& output,
                   const RunArguments& run);
 
-// Looks at `path` until something is planned there or the output comes to be there, `seconds` at
-// most. Throws what find_steps() throws.
+// Waits until something is planned at `path` or the output appears, `seconds` at most. Throws as
+// find_steps().
 Steps wait_for_plan(const std::filesystem::path& path, int64_t seconds, const Progress& progress);
 
 }  // namespace dsckpt::cli

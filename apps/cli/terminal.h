@@ -1,4 +1,4 @@
-// Text for people: colours and tables where there is a terminal, tabs and nothing else where not.
+// Text for people: colours and tables on a terminal, only tabs elsewhere.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,13 @@
 
 namespace dsckpt::cli {
 
-// --color. Automatic: NO_COLOR (no-color.org) says no, else CLICOLOR_FORCE says yes, else a
-// terminal that is not dumb has colours.
+// --color. Automatic: NO_COLOR (no-color.org) turns colours off, else CLICOLOR_FORCE turns them on,
+// else a terminal that is not dumb has them.
 enum class ColourMode { automatic, always, never };
 // For the whole process; set while arguments are parsed.
 void set_colour_mode(ColourMode mode);
 
-// Where an output stream goes, as far as looks are concerned.
+// The looks of an output stream.
 struct Terminal {
   bool tables = false;  // columns that line up, headings; else fields with tabs between them
   bool colour = false;
@@ -24,17 +24,17 @@ struct Terminal {
   static Terminal of_stderr();
 };
 
-// Whether the locale says that what is drawn has to be ASCII: C or POSIX, by LC_ALL, LC_CTYPE or
-// LANG, the first that is set. Without any, characters are UTF-8. Names are shown as they are.
+// True if the locale needs drawings in ASCII. That is C or POSIX, by LC_ALL, LC_CTYPE or LANG, the
+// first that is set. Without any, characters are UTF-8. Names are shown unchanged.
 bool wants_ascii();
 
 enum class Style { plain, bold, dim, good, warning, bad };
 
-// `text` in a style; as it is where there are no colours.
+// `text` in a style; unchanged without colours.
 std::string styled(const Terminal& terminal, Style style, const std::string& text);
 
-// How many columns of a terminal `text`, UTF-8, takes: two for a wide character, none for a
-// combining mark, one for a byte that is no UTF-8.
+// The columns that `text`, UTF-8, takes on a terminal. A wide character takes two, a combining mark
+// none, and a byte that is no UTF-8 one.
 size_t columns_of(const std::string& text);
 
 // `text` in at most `columns` columns, at least one: its middle becomes "…", or "..." of

@@ -1,4 +1,4 @@
-// The tools of the suite: one program has them all and is called by the name of one.
+// The tools of the suite: one program has them all, and its name chooses the tool.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -9,14 +9,14 @@ namespace cli {
 struct Tool {
   const char* name;         // of the command
   const char* description;  // a sentence
-  // What a `main` of its own would be. `app` has name and description, and no options yet.
+  // The tool's own `main`. `app` has name and description, and no options yet.
   int (*run)(CLI::App& app, int argc, char** argv);
   bool has_commands = false;  // "ckpt-inspect verify"
 };
 
 }  // namespace cli
 
-// A folder of apps/ each; main.cpp lists them.
+// Each has a folder of apps/; main.cpp lists them.
 extern const cli::Tool kZeroToFp32;
 extern const cli::Tool kToUniversal;
 extern const cli::Tool kToDcp;

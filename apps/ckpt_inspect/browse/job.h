@@ -1,4 +1,4 @@
-// Job: what reads files while the keys are listened to.
+// Job: reads files while the user may press keys.
 #pragma once
 
 #include <atomic>
@@ -27,12 +27,12 @@ class PageJob {
 
   void cancel() { progress_.cancelled = true; }
   bool cancelled() const { return progress_.cancelled; }
-  // Waits so long at most.
+  // True if it is done; waits for so long at most.
   bool done_within(int milliseconds) const;
   bool done() const { return done_; }
-  // What has been read: "12.5 MB of 400 MB"; "" if it is not known.
+  // The progress of reading: "12.5 MB of 400 MB"; "" if unknown.
   std::string progress_text() const;
-  // Once it is done. An error is its message as lines.
+  // The result, once it is done. An error becomes its message as lines.
   Lines take();
 
  private:

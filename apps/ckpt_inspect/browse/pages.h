@@ -1,4 +1,4 @@
-// What `browse` shows of one tensor, of two, and of the whole path.
+// The pages of `browse` for one tensor, for two, and for the whole path.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace dsckpt::inspect {
 
-// What was opened. Borrowed by all that is made here.
+// The open path. All pages borrow it.
 struct Opened {
   const std::string& path;
   const InputFiles& inputs;
@@ -19,15 +19,15 @@ struct Opened {
 
 using PageWork = std::function<Lines(Progress& progress)>;
 
-// Where `tensor` lies, as `where`.
+// The places of `tensor`, as `where`.
 PageWork extents_page(const Opened& opened, const NamedTensor& tensor);
 // Its first values, as `print`.
 PageWork values_page(const Opened& opened, const NamedTensor& tensor);
-// As `stats`, one number a line.
+// Its statistics, as `stats`, one number a line.
 PageWork statistics_page(const Opened& opened, const NamedTensor& tensor);
-// As `diff` of these two, whatever their names.
+// The differences between the two, as `diff`, whatever their names.
 PageWork difference_page(const Opened& opened, const NamedTensor& a, const NamedTensor& b);
-// What every byte of the files is for, and what there is to say of the path.
+// The use of every byte of the files, and the notes on the path.
 PageWork bytes_page(const Opened& opened);
 
 }  // namespace dsckpt::inspect

@@ -33,14 +33,14 @@ struct Typed {
   std::string character;  // of Key::character: UTF-8, printable
 };
 
-// Takes the terminal of stdin and stdout while it lives, one at a time, and gives it back as it
-// was, however it ends. SIGINT, SIGTERM and SIGHUP make read() throw InterruptedError meanwhile; a
+// Takes over the terminal of stdin and stdout while it lives, one at a time, and restores it,
+// however it ends. SIGINT, SIGTERM and SIGHUP make read() throw InterruptedError meanwhile; a
 // second one ends the process. Ctrl-Z works as everywhere.
 class Screen {
  public:
   // Throws UsageError if stdin or stdout is no terminal.
   static void require_terminal();
-  // Throws that, and UsageError for a terminal that ncurses cannot draw on.
+  // Throws as require_terminal(), and UsageError for a terminal that ncurses cannot draw on.
   Screen();
   ~Screen();
   Screen(const Screen&) = delete;
@@ -48,21 +48,21 @@ class Screen {
 
   size_t rows() const;
   size_t columns() const;
-  // `text`, which is printable(), as it can be shown here: where the terminal takes no UTF-8, other
-  // characters than ASCII are "\u{5c42}".
+  // `text`, which is printable(), in a form that can be shown here. Without UTF-8 in the terminal,
+  // characters other than ASCII become "\u{5c42}".
   std::string shown(const std::string& text) const;
 
-  // Empties what will be shown.
+  // Clears the next picture.
   void clear();
-  // From `column` on, as much of shown(text) as the row has room for.
+  // Puts shown(text) into a row from `column` on, as far as there is room.
   void put(size_t row, size_t column, const std::string& text,
            cli::Style style = cli::Style::plain);
   // Makes a row stand out, from its first column to its last.
   void highlight(size_t row);
-  // Shows what was put since clear().
+  // Shows the picture that was drawn since clear().
   void show();
 
-  // What is typed next; waits so long at most.
+  // The next key; waits for so long at most.
   Typed read(int milliseconds);
 
  private:

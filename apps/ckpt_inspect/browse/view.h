@@ -1,4 +1,4 @@
-// View: draws what a Browser and its pages hold, and does what is typed.
+// View: draws a Browser and its pages, and obeys the keys.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace dsckpt::inspect {
 
-// What --help says of the keys.
+// A line of --help on the keys.
 struct KeyHelp {
   const char* keys;
   const char* what;
@@ -27,11 +27,11 @@ class View {
   View(const Opened& opened, Browser& browser, Screen& screen)
       : opened_(opened), browser_(browser), screen_(screen) {}
 
-  // Until somebody quits. What reading the values of a tensor throws is shown, and no more.
+  // Runs until the user quits. An error of reading a tensor's values is only shown.
   void run();
 
  private:
-  // Something to read instead of the tree.
+  // A text that is shown instead of the tree.
   struct Page {
     std::string title;
     std::string facts;
