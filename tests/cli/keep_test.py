@@ -405,9 +405,12 @@ class KeepTest(KeepCase):
         self.assertEqual(done.returncode, 3)
 
     def test_removals_that_were_killed_are_ended(self):
-        for step in (10, 20, 30, 40):
+        for step in (10, 15, 20, 30, 40):
             self.save(step)
         self.keep()
+        (half := self.run_folder / f"{MARK}-removing-4").mkdir(mode=0o700)
+        (self.run_folder / "global_step15").rename(half / "global_step15")
+        next((half / "global_step15").iterdir()).unlink()  # by the training
         removing = self.run_folder / f"{MARK}-removing-1"
         changed = self.run_folder / f"{MARK}-removing-2"
         removed = self.run_folder / f"{MARK}-removed-3"

@@ -152,7 +152,7 @@ void Keeper::look() {
     say_event(common_, "goes on", {{"event", "goes on"}});
   }
   for (const std::string& note :
-       end_removals(run_, [&](const RunCheckpoint& each) { return is_safe(each); })) {
+       end_removals(run_, [&](const RunCheckpoint& each) { return is_part_of_safe(each); })) {
     cli::note(app_, common_, note);
   }
   forget_gone(all);
@@ -209,6 +209,13 @@ bool Keeper::is_settled(const Known& known) const {
 
 bool Keeper::is_safe(const RunCheckpoint& checkpoint) const {
   return checkpoint.others.empty() && place_.find(checkpoint.name, checkpoint.files) != nullptr;
+}
+
+bool Keeper::is_part_of_safe(const RunCheckpoint& checkpoint) const {
+  const auto& records = place_.records();
+  return std::any_of(records.begin(), records.end(), [&](const auto& entry) {
+    return entry.second.name == checkpoint.name && checkpoint.is_within(entry.second.files);
+  });
 }
 
 void Keeper::look_at(const RunCheckpoint& checkpoint, const std::vector<RunCheckpoint>& all) {

@@ -65,6 +65,7 @@ class Keeper {
   void clear_begun(const std::vector<RunCheckpoint>& all);
   bool is_settled(const Known& known) const;
   bool is_safe(const RunCheckpoint& checkpoint) const;
+  bool is_part_of_safe(const RunCheckpoint& checkpoint) const;
   void verify_it(Known& known);
   void bring(Known& known);
   Job plan(const Known& known, Progress& progress) const;

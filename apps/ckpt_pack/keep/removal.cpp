@@ -1,8 +1,10 @@
 #include "ckpt_pack/keep/removal.h"
 
 #include <cerrno>
+#include <chrono>
 #include <optional>
 #include <system_error>
+#include <thread>
 
 #include "base/random.h"
 #include "dsckpt/error.h"
@@ -12,6 +14,8 @@ namespace dsckpt::pack {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr int kMostListings = 20;
+constexpr std::chrono::milliseconds kBetweenListings{10};
 const std::string kRemoving = ".dsckpt-keep-removing-";
 const std::string kRemoved = ".dsckpt-keep-removed-";
 
@@ -31,7 +35,12 @@ std::string decide(const RunFolder& run, const Folder& folder, const std::string
   const std::optional<Folder> holder = folder.own(removing, true);
   if (!holder) return "";
   for (const std::string& name : holder->names()) {
-    const std::optional<RunCheckpoint> found = RunFolder::files_in(holder->path() / name);
+    std::optional<RunCheckpoint> found;
+    // Files go while they are listed where the training removes them, too.
+    for (int attempt = 0; !found && attempt < kMostListings; ++attempt) {
+      if (attempt > 0) std::this_thread::sleep_for(kBetweenListings);
+      found = RunFolder::files_in(holder->path() / name);
+    }
     if (found && run.latest() != name && may_remove(*found)) continue;
     const int failed = holder->rename(name, folder, name);
     if (failed == 0) return name + " has changed and stays";

@@ -86,6 +86,12 @@ nlohmann::json json_in(const fs::path& path) {
 
 }  // namespace
 
+bool RunCheckpoint::is_within(const std::vector<RunFile>& all) const {
+  return others.empty() && std::all_of(files.begin(), files.end(), [&](const RunFile& file) {
+           return std::find(all.begin(), all.end(), file) != all.end();
+         });
+}
+
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::system_clock::now().time_since_epoch())

@@ -28,6 +28,9 @@ struct RunCheckpoint {
   bool same_as(const RunCheckpoint& other) const {
     return files == other.files && others == other.others;
   }
+  // Whether all that is there is among `all`, by path, as it is said there: the training may have
+  // begun to remove it.
+  bool is_within(const std::vector<RunFile>& all) const;
 };
 
 class RunFolder {
