@@ -349,16 +349,18 @@ void KeptPlace::write_begun() {
 std::string KeptPlace::abandon(const std::string& folder) {
   if (far_) return "";
   try {
-    const std::optional<Resumable> found = find_resumable(path_ / folder, true);
+    // In the folder that is open: another one may have that path by now.
+    const std::string name = resumable_folder(path_ / folder, true).filename();
+    const std::optional<Folder> found = folder_->own(name);
     if (!found) return "";
-    const SignedBy owner = owner_of(found->folder);
+    const SignedBy owner = owner_of(*found);
     // One that is new and not signed is of a process that was killed: this one has the lock.
     if (owner.state == OwnerState::alive && !owner.who.empty()) {
-      return found->folder.path().string() + " is being written by " + owner.who;
+      return found->path().string() + " is being written by " + owner.who;
     }
-    const int failed = remove_staging_folder(found->place, found->folder);
+    const int failed = remove_staging_folder(*folder_, *found);
     if (failed == 0) return "";
-    throw IoError({.file = found->folder.path().string()}, "cannot be removed", failed);
+    throw IoError({.file = found->path().string()}, "cannot be removed", failed);
   } catch (const Error& error) {
     return error.what();
   }
