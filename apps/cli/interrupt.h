@@ -9,8 +9,8 @@ namespace dsckpt::cli {
 
 // SIGHUP, SIGINT and SIGTERM set `progress.cancelled` while this lives; a second signal kills. The
 // process ends with the last words and kInterrupted if it does not stop within 0.15 s and has
-// nothing to clean up (Writing). A listener answers SIGUSR1. Without one, a line says that there is
-// no progress.
+// nothing to clean up (Writing). A listener answers SIGUSR1. Before and after it, a line says that
+// nothing is written yet, or everything is.
 class InterruptGuard {
  public:
   explicit InterruptGuard(Progress& progress);

@@ -1,17 +1,15 @@
 // Rows under headings.
 //
-// On a terminal the columns line up, those without anything in them are left out, and no line is
-// wider than the terminal. Numbers are never cut.
-// Where not all fits, in this order:
-//   1. what all names begin with goes ("model.layers."), and a line above says it;
-//   2. the column that wraps goes on in further lines;
-//   3. columns that may be left out go, those of the highest `rank` first, and a line says which,
-//      until names have what they need, or three fifths of the line;
-//   4. the parts of names are abbreviated ("l.11.attn.weight" for "layers.11.attn.weight"), as long
-//      as names stay different;
-//   5. the last columns go, and names are cut in the middle.
-// Elsewhere rows are lines of fields with tabs between them, without headings, which `cut` and
-// `awk` take.
+// On a terminal the columns line up, empty ones are left out, and no line is wider than the
+// terminal. Numbers are never cut. If a table is too wide, these steps follow each other:
+//   1. A common beginning of all names is removed ("model.layers."), and a line above has it.
+//   2. The column that wraps continues in further lines.
+//   3. Columns that may be left out go, those of the highest `rank` first, and a line names them.
+//      This goes on until names have enough room, or three fifths of the line.
+//   4. The parts of names are abbreviated ("l.11.attn.weight" for "layers.11.attn.weight"), as
+//      long as names stay different.
+//   5. The last columns go, and names are cut in the middle.
+// Elsewhere rows are lines of fields with tabs between them, without headings, for `cut` and `awk`.
 #pragma once
 
 #include <cstddef>

@@ -24,8 +24,8 @@ struct Terminal {
   static Terminal of_stderr();
 };
 
-// True if the locale needs drawings in ASCII. That is C or POSIX, by LC_ALL, LC_CTYPE or LANG, the
-// first that is set. Without any, characters are UTF-8. Names are shown unchanged.
+// True if drawings must be ASCII: the locale is C or POSIX, by LC_ALL, LC_CTYPE or LANG, the first
+// that is set. Without any, characters are UTF-8. Names are shown unchanged.
 bool wants_ascii();
 
 enum class Style { plain, bold, dim, good, warning, bad };

@@ -27,8 +27,8 @@ struct HttpRequest {
   // Treat a success whose text is an error as an error of status 500 (CompleteMultipartUpload).
   bool fails_in_text = false;
   bool cleans_up = false;  // also if `cancelled`
-  // The request makes something. Once it is under way, its reply is awaited for 20 s even if
-  // `cancelled`, since the server may act later than anybody could ask for the result.
+  // The request makes something. Once it is under way, its reply is awaited even if `cancelled`,
+  // for 20 s from then on. The server may act later than anybody could ask for the result.
   bool is_awaited = false;
   bool uses_netrc = false;  // name and password for the server are those of ~/.netrc, if there
   // Secrets that must not appear in texts from the server, besides the credentials and the headers'

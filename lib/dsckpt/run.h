@@ -92,8 +92,8 @@ struct RunStats {
   uint64_t bytes_kept = 0;      // of bytes_written: those of the run that this one resumed
   double seconds = 0;
   std::vector<RankStats> ranks = {};  // by number; empty of a run by one process
-  // Notes about the output folder for the user: left-overs of other runs there, files that could
-  // not be removed, and data that may not be on the disk yet.
+  // Notes about the output folder for the user. They report left-overs of other runs there, files
+  // that could not be removed, and data that may not be on the disk yet.
   std::vector<std::string> notes = {};
 };
 

@@ -1,5 +1,5 @@
-// AnnouncedReads: announces the reads of far files (io/far_files.h) to their readers, in the order
-// of the plan, so that they can read ahead.
+// AnnouncedReads: tells the readers of far files (io/far_files.h) which ranges come next, in the
+// order of the plan. So they can read ahead.
 #pragma once
 
 #include <cstdint>

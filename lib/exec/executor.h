@@ -48,8 +48,8 @@ struct RunState {
   std::vector<RecordPiece> records = {};
 };
 
-// True for a valid ExecOptions::unit_bytes: a power of two, a page or more, and no more than a
-// gigabyte, since each thread has a unit in memory.
+// True for a valid ExecOptions::unit_bytes: a power of two, at least a page and at most a gigabyte.
+// Each thread has a unit in memory.
 constexpr bool is_unit_size(uint64_t bytes) {
   return std::has_single_bit(bytes) && bytes >= 4 << 10 && bytes <= 1 << 30;
 }

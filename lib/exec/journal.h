@@ -2,14 +2,14 @@
 //
 // `job` describes the plan, inputs and outputs in JSON. Another plan, or inputs that have changed
 // since, cannot resume there. In the end it says that everything is written and only the commit is
-// left; it is removed last. `journal` has the progress of the run. Both are written under another
+// left. It is removed last. The progress of the run is in `journal`. Both are written under another
 // name, synced and renamed: after any stop there is the last version or the one before. The
 // progress in them was synced before they were.
 //
-// They are trusted, since no other user can have written them. The staging folder is this user's,
-// nobody else may enter it, and they are regular files of this user with one name (folder.h). `job`
-// names the folder that it was written in. So no run resumes in a copy of it, whose files nobody
-// has compared.
+// They are trusted, since no other user can have written them. The staging folder is this user's
+// and nobody else may enter it. They are regular files of this user with one name (folder.h). The
+// folder that it was written in is named in `job`. So no run resumes in a copy of it, whose files
+// nobody has compared.
 #pragma once
 
 #include <cstdint>

@@ -56,8 +56,8 @@ struct RankJob {
     std::string display = {};
     uint64_t stored_size = 0;
     int64_t modified = 0;
-    // If nodes have files of their own (node_files.h): the rank that has the file, and the path of
-    // its stored form there. -1: all ranks see it at `path`.
+    // If nodes have files of their own (node_files.h): the rank that has the file, and its stored
+    // path there. The rank is -1 if all ranks see the file at `path`.
     int owner = -1;
     std::string path_there = {};
   };

@@ -36,9 +36,9 @@ struct ShareOptions {
 class Shares {
  public:
   // A portion is an eighth of the rest of its share. It is not shorter than a 64th of the share or
-  // kShortest (a 16th of the share, if that is shorter), so that ranks of different speed end at
-  // about the same time. It is not longer than kLongest, and no more than kMostLiterals of the
-  // plan's literals begin in it, unless it must not be cut.
+  // kShortest (a 16th of the share, if that is shorter). So ranks of different speed end at about
+  // the same time. It is not longer than kLongest, and no more than kMostLiterals of the plan's
+  // literals begin in it, unless it must not be cut.
   static constexpr uint64_t kShortest = 1 << 20;
   static constexpr uint64_t kLongest = uint64_t{4} << 30;
   static constexpr uint64_t kMostLiterals = uint64_t{16} << 20;
@@ -58,7 +58,7 @@ class Shares {
 
   // The next portion for `rank`; nothing if all are taken.
   std::optional<BatchRange> take(int rank);
-  // Of all ranks.
+  // The number of portions that all ranks have left.
   size_t portions_left() const;
   // The bytes in the share of `rank` that nobody has taken.
   uint64_t bytes_left(int rank) const { return left_[static_cast<size_t>(rank)]; }

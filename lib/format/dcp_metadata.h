@@ -92,8 +92,8 @@ std::optional<std::filesystem::path> dcp_file_path(const std::filesystem::path& 
                                                    const std::string& file);
 
 // Reads it as data. Throws IoError. Throws CorruptError if it is no pickle or is not built as torch
-// builds it. That includes a value without a place, a place without a value, a path that does not
-// make its name, and chunks with other dimensions than their tensor. Throws UnsupportedError if a
+// builds it. It must not have a value without a place, a place without a value, or a path that does
+// not make its name. Chunks must have the dimensions of their tensor. Throws UnsupportedError if a
 // newer torch says more of all values (DcpValue::unsupported is for one).
 DcpMetadata read_dcp_metadata(const InputFile& file);
 

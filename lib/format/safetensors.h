@@ -27,10 +27,10 @@ struct SafetensorsEntry {
 
 // An open safetensors file: its header is read and checked, nothing else. Immutable.
 //
-// open() throws CorruptError for everything that tensor.rs refuses. That is a header longer than
-// 100 MB or than the file, or no JSON object; unknown dtypes; sizes that do not match shapes;
-// overlaps, holes, trailing bytes and duplicate names. It throws UnsupportedError for dtypes of
-// less than a byte.
+// open() throws CorruptError for everything that tensor.rs refuses. The header must be a JSON
+// object, and no longer than 100 MB or the file. Unknown dtypes, sizes that do not match shapes,
+// overlaps, holes, trailing bytes and duplicate names are refused. It throws UnsupportedError for
+// dtypes of less than a byte.
 class SafetensorsFile {
  public:
   static SafetensorsFile open(const InputFiles& files, FileId id);

@@ -37,14 +37,18 @@ struct ZipEntry {
 // Reads the directory of a zip file. Immutable after open; any thread. Does not own the file.
 //
 // open() throws CorruptError (with the offset) for anything that is not a whole, consistent zip.
-// That is: no end record, a directory outside the file, overlapping records, sizes beyond the file,
-// bytes before the first record or between the directory and the end records. It also refuses files
-// that torch, Python and others may understand differently. Such are a second end record, or one
-// whose comment does not end with the file. Such are names that differ only in case, are longer
-// than torch reads, have control characters, or occur a second time in an extra field. It throws
-// UnsupportedError for compressed or encrypted records and multi-disk archives. A comment at the
-// end is fine. Nothing is allocated from a count or a size before it is checked against the file's
-// size. Move-only.
+// Examples are a missing end record, a directory outside the file, overlapping records, and sizes
+// beyond the file. No bytes may lie before the first record, or between the directory and the end
+// records.
+//
+// It also refuses files that torch, Python and others may understand differently. They have a
+// second end record, or one whose comment does not end with the file. Or they have names that
+// differ only in case, are longer than torch reads, or have control characters. Or an extra field
+// has a second name.
+//
+// It throws UnsupportedError for compressed or encrypted records and multi-disk archives. A comment
+// at the end is fine. Nothing is allocated from a count or a size before it is checked against the
+// file's size. Move-only.
 class ZipReader {
  public:
   // torch stores its records as they are.

@@ -31,7 +31,6 @@ struct MemoryEstimate {
 // estimate_zero3_model_states_mem_needs (stage3.py). Both have zero_init and the factor of 1.5 for
 // buffers. `largest_layer` is counted as in their model_to_params: parameters of one module,
 // without those of its children.
-// those of its children.
 std::vector<MemoryEstimate> memory_estimates(int64_t params, int64_t largest_layer,
                                              const Hardware& hardware);
 

@@ -53,7 +53,8 @@ class FarReader {
   // The number of parallel reads that keep it busy; 0: as many as a disk.
   virtual unsigned requests() const { return 0; }
   // Starts to read ahead, in the order of the steps. read_at() then waits for bytes that are on
-  // their way, and throws the errors of their read. It returns nullptr if it does not read ahead.
+  // their way, and throws the errors of their read. The result is nullptr if it does not read
+  // ahead.
   virtual std::unique_ptr<FarReadAhead> read_ahead(FarSteps) { return nullptr; }
 };
 
