@@ -99,8 +99,8 @@ std::vector<std::byte> InputFile::read(uint64_t offset, uint64_t size) const {
 }
 
 void InputFile::keep_small() {
-  constexpr uint64_t kMost = 64 << 10;
-  if (size() <= kMost && kept_.empty()) kept_ = read(0, size());
+  constexpr uint64_t kSmall = 64 << 10;
+  if (size() <= kSmall && kept_.empty()) kept_ = read(0, size());
 }
 
 FileId InputFiles::add(const fs::path& path, const fs::path& root) {
