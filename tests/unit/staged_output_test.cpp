@@ -654,8 +654,33 @@ TEST(StagingOwner, IsDeadWhenItsProcessIs) {
 
 TEST(StagingOwner, IsAliveWithoutALockWhileItsProcessRuns) {
   const TempFolder folder;
-  { const StagingOwner owner(own(folder.path())); }
+  int signed_it[2];
+  int may_end[2];
+  ASSERT_EQ(::pipe(signed_it), 0);
+  ASSERT_EQ(::pipe(may_end), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    { const StagingOwner owner(own(folder.path())); }
+    char byte = 0;
+    static_cast<void>(::write(signed_it[1], &byte, 1) + ::read(may_end[0], &byte, 1));
+    ::_exit(0);
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(signed_it[0], &byte, 1), 1);
   EXPECT_EQ(owner_of(own(folder.path())).state, OwnerState::alive);
+  ASSERT_EQ(::write(may_end[1], &byte, 1), 1);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(owner_of(own(folder.path())).state, OwnerState::dead);
+  for (const int fd : {signed_it[0], signed_it[1], may_end[0], may_end[1]}) ::close(fd);
+}
+
+TEST(StagingOwner, IsDeadWhenThisProcessHasGivenItUp) {
+  const TempFolder folder;
+  {
+    const StagingOwner owner(own(folder.path()));
+    EXPECT_EQ(owner_of(own(folder.path())).state, OwnerState::alive);
+  }
+  EXPECT_EQ(owner_of(own(folder.path())).state, OwnerState::dead);
 }
 
 TEST(StagingOwner, IsUnknownOnAnotherHostOrInAnotherContainer) {
