@@ -85,7 +85,9 @@ Command add_keep(CLI::App& app, cli::Common& common) {
       ->type_name("SECONDS")
       ->capture_default_str();
   sub.add_flag("--once", args->once, "Look once, do what there is to do, and end");
-  sub.add_flag("--force", args->force, "Take the folder of --to though it is not the one before");
+  sub.add_flag("--force", args->force,
+               "Take the folder of --to though it is not the one before; with --restore\n"
+               "replace what is there");
   sub.add_option("--restore", args->restore,
                  "Bring back the checkpoint of that step, or of that name, or the newest, and end")
       ->type_name("STEP");

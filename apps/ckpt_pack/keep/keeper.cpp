@@ -227,6 +227,8 @@ void Keeper::look_at(const RunCheckpoint& checkpoint, const std::vector<RunCheck
   }
   if (!is_settled(known)) {
     ++waiting_;
+    // Otherwise a next look is near.
+    if (args_.once) say_once(known, "unfinished", "it has just changed, and may be written still");
     return;
   }
   try {

@@ -620,7 +620,7 @@ OPTIONS = {
         "once":
             "Look once, do what there is to do, and end",
         "force":
-            "Take the folder of --to though it is not the one before",
+            "Take the folder of --to though it is not the one before; with --restore replace what is there",
         "restore":
             "STEP: Bring back the checkpoint of that step, or of that name, or the newest, and end",
         "into":
