@@ -1,11 +1,11 @@
 // How shards make up one tensor, told as geometry: DeepSpeed's affine map, format version 1.
 //
-// A shard is a list of pieces, and a piece is a block of elements with an offset and strides in
-// the whole ("logical") tensor and in the shard, both row-major: the arguments of
-// torch.as_strided. deepspeed/checkpoint/affine.py, autoep_affine.py.
+// A shard is a list of pieces. A piece is a block of elements with an offset and strides in the
+// whole ("logical") tensor and in the shard. Both are row-major: the arguments of torch.as_strided.
+// Source: deepspeed/checkpoint/affine.py, autoep_affine.py.
 //
-// What DeepSpeed calls `source` is the place in the logical tensor and `dest` the place in the
-// shard; to rebuild is to read dest and write source.
+// DeepSpeed's `source` is the place in the logical tensor and `dest` the place in the shard. A
+// rebuild reads `dest` and writes `source`.
 #pragma once
 
 #include <cstddef>
@@ -67,22 +67,24 @@ struct AffineMap {
   SharedList<Rank> ranks;  // by rank
   bool operator==(const AffineMap&) const = default;
 
-  // ParamAffineMap.from_dict. Throws CorruptError, its place below `where`, for what is missing, of
-  // the wrong kind, negative, too large or a scale that is zero or not finite, and for ranks other
-  // than 0, 1, 2 ... (ints or their digits). Whether the pieces fit together is AffineAssembly's
-  // business. `known`: what other maps of the same pickle have, and this one.
+  // ParamAffineMap.from_dict. Throws CorruptError, its place below `where`, for values that are
+  // missing, of the wrong kind, negative or too large. Throws it also for a scale that is zero or
+  // not finite, and for ranks other than 0, 1, 2 ... (ints or their digits). AffineAssembly checks
+  // if the pieces fit together. `known`: the values read for all maps of the same pickle, this one
+  // too.
   static AffineMap read(const pickle::Value& entry, const Where& where, KnownAffine& known);
   static AffineMap read(const pickle::Value& entry, const Where& where);
 
-  // autoep_affine.py autoep_placement_to_affine_map: the parameter of `logical_shape` [experts,
-  // ...] whose rank r holds the experts that `placement` (AutoEP's expert_placement) gives it, in
-  // that order. Throws CorruptError for a placement that DeepSpeed would not take, UnsupportedError
-  // for another version of it, InconsistentError if the shape is not one of that many experts.
+  // autoep_affine.py autoep_placement_to_affine_map. The parameter has `logical_shape` [experts,
+  // ...]; its rank r holds the experts that `placement` (AutoEP's expert_placement) gives it, in
+  // that order. Throws CorruptError for a placement that DeepSpeed would reject, UnsupportedError
+  // for another version of it. Throws InconsistentError if the shape is not one of that many
+  // experts.
   static AffineMap from_expert_placement(const pickle::Value& placement, const Shape& logical_shape,
                                          const Where& where);
 };
 
-// What was read of a pickle, by its identity there.
+// The values that were read from a pickle, by their identity there.
 struct KnownAffine {
   std::map<const void*, AffineLocations> locations;
   std::map<const void*, SharedList<AffinePiece>> pieces;
@@ -92,20 +94,21 @@ struct KnownAffine {
 // The way from the shards to the logical tensor, found once and used for each of its states.
 class AffineAssembly {
  public:
-  // Checks that the pieces of each rank tile its shard, that together they tile the logical tensor
-  // (each element once, but for blocks that several ranks hold whole) and that `locations` names
-  // just these ranks: CorruptError if not. UnsupportedError for a scale other than 1 (the optimizer
-  // state would need more than numbers scaled back), for a piece that is no axis-aligned box of
-  // both tensors, and for boxes that straight cuts from edge to edge do not part; no release writes
-  // any of these. In n pieces of d dimensions, O(d n log n) for each of at most 64 levels of cuts.
+  // Checks that the pieces of each rank tile its shard, and that together they tile the logical
+  // tensor. Each element comes once, except in blocks that several ranks hold whole; `locations`
+  // must name just these ranks. Throws CorruptError if not. Throws UnsupportedError for a scale
+  // other than 1 (the optimizer state would need more than numbers scaled back). Throws it also for
+  // a piece that is no axis-aligned box of both tensors. Throws it as well for boxes that straight
+  // cuts from edge to edge do not part. No release writes any of these. In n pieces of d
+  // dimensions, O(d n log n) for each of at most 64 levels of cuts.
   explicit AffineAssembly(const AffineMap& map);
 
   const Shape& shape() const { return shape_; }
   const std::vector<Shape>& shard_shapes() const { return shard_shapes_; }
 
-  // The logical tensor; blocks of several holders are TensorSource::same. `shards` by rank, of
-  // shard_shapes(), else InconsistentError. `what`, to which " ranks 0 and 1" is added, says in the
-  // error of blocks that differ what they are: "fp32 of 'h.0.weight' on tensor-parallel".
+  // Returns the logical tensor; blocks of several holders are TensorSource::same. Takes `shards` by
+  // rank, of shard_shapes(), else throws InconsistentError. If blocks differ, the error names them
+  // by `what`, to which " ranks 0 and 1" is added: "fp32 of 'h.0.weight' on tensor-parallel".
   TensorSource merge(const std::vector<TensorSource>& shards, std::string_view what) const;
 
  private:

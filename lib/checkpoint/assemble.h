@@ -8,23 +8,23 @@
 
 namespace dsckpt {
 
-// Joins the worlds (by mp rank; facts.mesh says how they are arranged, pipeline stages outermost):
-// pipeline stages have different parameters, or tied ones; tensor-parallel ranks have slices, which
-// go together by the rules of universal_checkpoint_info; and expert-parallel ranks have different
-// experts. Adds buffers, frozen parameters and aliases, those of pipelines from `layers`. Fills
+// Joins the worlds by mp rank; facts.mesh says how they are arranged, pipeline stages outermost.
+// Pipeline stages have different parameters, or tied ones. Tensor-parallel ranks have slices,
+// joined by the rules of universal_checkpoint_info. Expert-parallel ranks have different experts.
+// Adds buffers, frozen parameters and aliases, those of pipelines from `layers`. Fills
 // draft.params, facts.mesh.ep and draft.unused_patterns. Throws InconsistentError for slices that
-// are missing or do not fit, UnsupportedError where slices differ and nothing says how they go
-// together, and UsageError for rules of the user that fit no parameter. Buffers of which ranks have
-// different copies are the first rank's, with a note.
+// are missing or do not fit. Throws UnsupportedError if slices differ and no rule joins them,
+// UsageError for rules of the user that fit no parameter. If ranks have different copies of a
+// buffer, it is the first rank's, with a note.
 void assemble(CheckpointDraft& draft, std::vector<World>& worlds,
               const std::vector<PipelineLayer>& layers = {});
 
-// The same of one world alone: its slices of the parameters as they are, with all experts, and its
-// groups, which have experts by their names on their own rank.
+// The same for one world alone: its slices of the parameters as they are, with all experts, and its
+// groups. The groups list experts by their names on their own rank.
 void assemble_alone(CheckpointDraft& draft, World world);
 
-// The names of all parameters and buffers that the files of `worlds` list, in their order, experts
-// left out: what open_pipeline_layers() wants.
+// The names of all parameters and buffers that the files of `worlds` list, in their order, without
+// experts. They are for open_pipeline_layers().
 std::vector<std::string> names_in(const std::vector<World>& worlds);
 
 }  // namespace dsckpt

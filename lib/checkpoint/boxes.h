@@ -14,8 +14,8 @@ struct TensorBox {
 
 // The whole tensor. Boxes have as many dimensions as `shape` and one type, `dtype`, and come in any
 // order; empty ones count for nothing. Throws InconsistentError for a box that reaches out of the
-// tensor, for two that overlap and for a hole, by their offsets; UnsupportedError for boxes that
-// lie such that cutting them into a grid takes more parts than is sane.
+// tensor, for two that overlap and for a hole, by their offsets. Throws UnsupportedError for boxes
+// whose cuts make a grid of more parts than is sane.
 TensorSource join_boxes(DType dtype, const Shape& shape, std::vector<TensorBox> boxes);
 
 }  // namespace dsckpt

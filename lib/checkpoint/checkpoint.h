@@ -1,8 +1,7 @@
 // Checkpoint: a DeepSpeed checkpoint, opened. Metadata only.
 //
-// Whatever the layout on disk, a checkpoint is a list of named tensors, each a lazy TensorSource
-// over the shards. The layouts are rows of a table in open_checkpoint.cpp, one reader a file
-// (LAYOUTS.md).
+// A checkpoint of any layout is a list of named tensors, each a lazy TensorSource over the shards.
+// The layouts are rows of a table in open_checkpoint.cpp, one reader a file (LAYOUTS.md).
 #pragma once
 
 #include <cstdint>
@@ -47,26 +46,26 @@ struct ShardValue {
   pickle::Value value;
 };
 
-// Whether values are equal, as far as can be told without reading more than a number.
+// True if the values are equal, as far as this can be told without reading more than a number.
 bool same_value(const ShardValue& a, const ShardValue& b);
 
-// What the optimizer keeps for every element of a parameter, in the parameter's shape.
+// A state that the optimizer keeps for every element of a parameter, in the parameter's shape.
 struct ParamState {
   std::string key;  // the optimizer's own name: "exp_avg"
   TensorSource value;
 };
 
-// What the optimizer keeps once for a parameter, or for all parameters of a flat tensor: "step",
-// "mu_product".
+// A state that the optimizer keeps once for a parameter, or once for all parameters of a flat
+// tensor: "step", "mu_product".
 struct WholeState {
   std::string key;
   ShardValue value;  // a number, None, or a tensor; the first rank's
-  // Whether all ranks have the same number or None. Only then it can be said of other ranks.
+  // True if all ranks have the same number or None. Only then does it hold for other ranks.
   bool same_on_all_ranks = true;
 };
 
-// Whether the optimizer computes it before it uses it, so that any value will do: transformers'
-// Adafactor, `RMS`.
+// True if the optimizer computes the state before it uses it, so that any value will do: `RMS` of
+// transformers' Adafactor.
 bool is_computed_anew(const WholeState& state);
 
 // One of the optimizer's parameter groups.
@@ -76,7 +75,7 @@ struct ParamGroup {
   std::vector<std::string> params;
   // Its entry of param_groups: the hyper-parameters. Empty if the files have none.
   ShardValue settings;
-  // Over how many expert-parallel ranks its parameters, experts, are spread.
+  // The number of expert-parallel ranks that its parameters, experts, are spread over.
   uint32_t ep_size = 1;
 };
 
@@ -90,7 +89,7 @@ struct Param {
   // For a tied parameter, the name of the entry it is the same tensor as; else "".
   std::string alias_of = {};
 
-  // Of trainable parameters, and only if OpenOptions::optimizer_states was set.
+  // For trainable parameters only, and only if OpenOptions::optimizer_states was set.
   std::vector<ParamState> states = {};  // in the optimizer's order
   ShardValue step = {};  // how often it was stepped: an int or a tensor of one element
   SharedList<WholeState> others = {};  // what else is not one value an element
@@ -98,26 +97,26 @@ struct Param {
   UniversalForm form = {};
   // torch's flag of the master.
   bool requires_grad = false;
-  // The weight is not what the files have under its name, but that of Checkpoint::with_weights, or
-  // cut or joined by Checkpoint::renamed.
+  // True if the weight is not the one that the files have under its name. Then it comes from
+  // Checkpoint::with_weights, or Checkpoint::renamed has cut or joined it.
   bool given = false;
-  // Of Checkpoint::renamed: its name in the files, or that of the first of those that it is made
-  // of.
+  // For Checkpoint::renamed: its name in the files. If it is made of several, the name of the
+  // first.
   std::string saved_name = {};
 };
 
-// Owned by an optimizer under this name.
+// True if an optimizer owns it under this name.
 bool is_trained(const Param& param);
 
-// `value`, the weight or a state of `param`, without the rows that only fill the vocabulary up
-// (UniversalForm::vocab_rows).
+// `value` without the rows that only pad the vocabulary (UniversalForm::vocab_rows). `value` is the
+// weight or a state of `param`.
 TensorSource without_padding(const Param& param, const TensorSource& value);
 
 struct Layout;
 struct RunConfig;
 struct WeightsFile;
 
-// Whose run a checkpoint is of.
+// The kind of run that a checkpoint belongs to.
 enum class RunKind : uint8_t {
   native,     // DeepSpeed's, in the files of its ranks
   universal,  // DeepSpeed's, in a Universal Checkpoint: no files of data-parallel ranks
@@ -126,7 +125,7 @@ enum class RunKind : uint8_t {
   none,       // nobody's: files of weights alone
 };
 
-// Whose values it has.
+// The origin of a checkpoint's values.
 enum class ValuesFrom : uint8_t {
   run,      // the run's own
   start,    // those of files of weights: no step was taken yet, and there are no states
@@ -136,14 +135,14 @@ enum class ValuesFrom : uint8_t {
             // for_deepspeed). Copies likewise.
 };
 
-// Whether the optimizer's states are told. They are read with OpenOptions::optimizer_states.
+// Tells if the optimizer's states are known. They are read with OpenOptions::optimizer_states.
 enum class StatesTold : uint8_t {
   yes,
   no,        // nothing tells which parameter each belongs to, or there are none: they are left out
   stripped,  // ckpt-pack strip has left them out, and the weights that there are masters of
 };
 
-// What is known of the run that wrote the checkpoint. Empty where the files do not say.
+// Facts about the run that wrote the checkpoint. Empty where the files do not say.
 struct CheckpointFacts {
   std::string layout;  // row of the table: "zero-2"
   RunKind run = RunKind::native;
@@ -159,12 +158,11 @@ struct CheckpointFacts {
   // False if frozen parameters may be listed as trainable: an fp32 checkpoint of stage 0 does not
   // always tell.
   bool frozen_known = true;
-  // Whether the model is split over ranks, or its files are: pipeline stages, tensor slices,
-  // experts.
+  // True if the model or its files are split over ranks: pipeline stages, tensor slices, experts.
   bool model_parallel = false;
   // False if universal_checkpoint_info was looked for and is not there.
   bool has_universal_info = true;
-  // zero_optimization.round_robin_gradients: the flat vectors of stages 1 and 2 have the parameters
+  // zero_optimization.round_robin_gradients: the flat vectors of stages 1 and 2 hold the parameters
   // of each group in another order.
   bool round_robin = false;
   // zero_optimization.parameter_alignment: the flat vectors of stages 1 and 2 have padding between
@@ -175,18 +173,18 @@ struct CheckpointFacts {
   // zero_optimization.offload_optimizer.device was nvme: some flat tensors are in swap files, or
   // could have been. DeepSpeed does not read the optimizer-states files of such a run.
   bool nvme_optimizer = false;
-  // False if parameters that are trained are weights of 16 bit, and no file has fp32 masters of
-  // them: params() has the weights then. The states are not told either, but of files of weights.
+  // False if trained parameters are 16-bit weights and no file has fp32 masters of them. Then
+  // params() has the weights. The states are then unknown too, except for files of weights.
   bool has_masters = true;
   // The parameters have other names than in its files (Checkpoint::renamed).
   bool renamed = false;
 
   bool is_universal() const { return run == RunKind::universal || run == RunKind::made; }
   bool is_foreign() const { return run == RunKind::foreign || run == RunKind::made; }
-  // Whether nothing tells the engine of DeepSpeed that is to go on with it.
+  // True if nothing describes the DeepSpeed engine that will continue from it.
   bool lacks_engine() const { return run == RunKind::foreign && values != ValuesFrom::foreign; }
   bool from_weights() const { return values == ValuesFrom::start; }
-  // Whether the weights are others than those in the run's files.
+  // True if the weights are not those in the run's files.
   bool has_given_weights() const {
     return values == ValuesFrom::weights || values == ValuesFrom::foreign;
   }
@@ -194,24 +192,25 @@ struct CheckpointFacts {
 };
 
 struct OpenOptions {
-  // The tag's folder name. Default: what the file `latest` says, or else `latest_universal`; the
-  // folder itself if it holds shards.
+  // The tag's folder name. Default: the tag that the file `latest` names, else `latest_universal`;
+  // or the folder itself if it holds shards.
   std::string tag;
   // Further folders with files of the same tag; see FindOptions.
   std::vector<std::filesystem::path> roots = {};
-  // Of several models the one of that name; see FindOptions.
+  // The name of the model to open, if there are several; see FindOptions.
   std::string model = {};
-  // Of the run that goes on: names for an optimizer of another framework that numbers them.
+  // Names from the run that continues, for an optimizer of another framework that numbers its
+  // parameters.
   KnownOrder order = {};
   // Open the optimizer's states too, not only its masters.
   bool optimizer_states = false;
-  // How slices of tensor-parallel ranks go together where the checkpoint does not say it, or not
-  // rightly. UsageError for a rule that fits no parameter.
+  // Rules that join the slices of tensor-parallel ranks where the checkpoint has no rule or a wrong
+  // one. UsageError for a rule that fits no parameter.
   std::vector<TpRule> tp_rules = {};
-  // Slices of one shape that no rule is for count as copies, which whoever reads them compares.
+  // Slices of one shape without a rule count as copies. The reader of the values compares them.
   bool slices_apart = false;
-  // Go on without the files of ranks that are missing or cannot be read: parameters that have
-  // elements there are not among params(), but incomplete().
+  // Continue without the files of ranks that are missing or cannot be read. Parameters with
+  // elements there are in incomplete(), not in params().
   bool allow_missing = false;
 };
 
@@ -222,7 +221,7 @@ struct LostFile {
   std::string why;
 };
 
-// A parameter of which lost files hold a part.
+// A parameter with a part in lost files.
 struct IncompleteParam {
   std::string name;
   ParamKind kind = ParamKind::trainable;
@@ -232,16 +231,16 @@ struct IncompleteParam {
   std::string alias_of = {};  // Param::alias_of
 };
 
-// From the names in files of weights to the engine's: `strip_prefix` goes from the front of those
-// that have it and more, then `add_prefix` comes to the front of all.
+// Maps the names in files of weights to the engine's. First `strip_prefix` is removed from longer
+// names that begin with it, then `add_prefix` is put before every name.
 struct WeightNames {
   std::string strip_prefix = {};
   std::string add_prefix = {};
   std::string model = {};      // Weights::Options
   bool allow_missing = false;  // likewise
-  // Names of the hub become the module's even where no checkpoint says that the run has these.
+  // Names of the hub become the module's even if no checkpoint says that the run has the module's.
   bool as_module = false;
-  // Rules for what is left then, which keep the names of the hub from becoming the module's by
+  // Rules for the resulting names. With them, names of the hub do not become the module's by
   // themselves. nullptr: none. Borrowed.
   KeyMap* rules = nullptr;
 };
@@ -260,38 +259,38 @@ struct SwapFile {
   ShardName owner;  // the optimizer-states file that refers to it
 };
 
-// A file with an archive for each of its values, or one that says which these are.
+// A file with an archive for each of its values, or a file that lists such values.
 struct DataFile {
   std::filesystem::path path;
   FileId id;
 };
 
-// The files of a checkpoint, but those of weights.
+// The files of a checkpoint, without files of weights.
 struct CheckpointFiles {
   // The model-states files by mp rank and data-parallel rank, and the optimizer-states files
-  // likewise (none at stage 0). The second of a universal checkpoint is zero/optimizer_state.pt
-  // alone, whose root is what others have under optimizer_state_dict.
+  // likewise (none at stage 0). In a universal checkpoint, `optim` is zero/optimizer_state.pt
+  // alone. Its root is what other layouts have under optimizer_state_dict.
   std::vector<CheckpointFile> model = {};
   std::vector<CheckpointFile> optim = {};
-  // Of parts of the model that were read: the layers of a pipeline, and at stage 0 experts and what
-  // optimizers keep of them.
+  // Files of parts of the model that were read: the layers of a pipeline, and at stage 0 experts
+  // and their optimizer states.
   std::vector<CheckpointFile> modules = {};
-  // Of universal checkpoints: those of single parameters, by path. None of others.
+  // For universal checkpoints: the files of single parameters, by path. Others have none.
   std::vector<CheckpointFile> params = {};
-  // Those below offloaded_tensors that tensors lie in; of states only with
+  // The files below offloaded_tensors that hold tensors. Those of states only with
   // OpenOptions::optimizer_states.
   std::vector<SwapFile> swap = {};
-  // Of torch.distributed.checkpoint: `.metadata`, and all that tensors may lie in, also those of
-  // states that were not asked for. None of others.
+  // For torch.distributed.checkpoint: `.metadata` and all files that may hold tensors, also states
+  // that were not asked for. Others have none.
   std::vector<DataFile> data = {};
 };
 
-// Of entries, by name.
+// The kinds of entries, by name.
 using ParamKinds = KeyedMap<std::string, ParamKind>;
 
 class Checkpoint;
 
-// A checkpoint that an average is of.
+// One of the checkpoints that are averaged.
 struct AveragedCheckpoint {
   std::shared_ptr<const Checkpoint> checkpoint;
   double weight = 1;
@@ -303,80 +302,82 @@ class Checkpoint {
   // Opens `path`: a folder with `latest`, or else `latest_universal`, or with the folder
   // `options.tag`, or a tag's own folder.
   // Reads the metadata of every shard and accounts for every element of every flat group. Throws
-  // IoError; CorruptError for a damaged file; InconsistentError for missing shards (all of them in
-  // one message), for shards that disagree, and for elements that are neither parameter nor
-  // padding; UnsupportedError for layouts that have no reader. The files are added to `inputs`,
-  // which must outlive the checkpoint and its tensors.
+  // IoError, and CorruptError for a damaged file. Throws InconsistentError for missing shards (all
+  // of them in one message) and for shards that disagree. Throws it also for elements that are
+  // neither parameter nor padding. Throws UnsupportedError for layouts that have no reader. The
+  // files are added to `inputs`, which must outlive the checkpoint and its tensors.
   static Checkpoint open(InputFiles& inputs, const std::filesystem::path& path,
                          const OpenOptions& options = {});
-  // The same for a folder that was listed before, of whose shards any may have been left out.
+  // The same for a folder that was listed before. Any of its shards may have been left out.
   static Checkpoint open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options);
   // The same by other readers (layout.h): the first of `layouts` whose probe() takes the folder.
   static Checkpoint open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options,
                          std::span<const Layout* const> layouts);
 
-  // Files of weights (weights.h) as a checkpoint of which no step was taken yet:
-  // CheckpointFacts::from_weights(). With `like`, a checkpoint of the run that is to start from
-  // them, open with optimizer states, it is that one with other values: its parameters and their
-  // order, ties, groups, files and facts, trained parameters in the type of its masters. A tied
-  // parameter may have any of its names in the files; a buffer that they do not have keeps its
-  // value, with a note. Without `like` it has what is in the files, of the stored types: floating
-  // tensors count as trained, the others as buffers, and there are no groups and no model files.
-  // Throws what Weights::open throws; InconsistentError for names that become one, and for names,
-  // shapes and types that are not those of `like`; UnsupportedError for a `like` that is split over
-  // ranks. `like` has to outlive the result.
+  // Files of weights (weights.h) as a checkpoint before its first step:
+  // CheckpointFacts::from_weights(). Here `like` is a checkpoint of the run that will start from
+  // them, open with optimizer states. With `like`, the result is `like` with other values. It keeps
+  // the parameters of `like` and their order, ties, groups, files and facts. Trained parameters
+  // have the type of its masters. A tied parameter may have any of its names in the files. A buffer
+  // that is not in the files keeps its value, with a note. Without `like`, the result has the
+  // tensors of the files, in the stored types. Floating tensors count as trained, the others as
+  // buffers, and there are no groups and no model files. Throws what Weights::open throws. Throws
+  // InconsistentError for names that become equal, and for names, shapes and types that are not
+  // those of `like`. Throws UnsupportedError for a `like` that is split over ranks. `like` must
+  // outlive the result.
   static Checkpoint from_weights(InputFiles& inputs, const std::filesystem::path& path,
                                  const WeightNames& names = {}, const Checkpoint* like = nullptr);
 
-  // `base` with the values of files of weights: parameters, frozen ones too, and the buffers that
-  // the files have, of the types that they have in `base`; a vocabulary's padding stays. All else
-  // is that of `base`: optimizer states, steps, counters, groups, files. Tied parameters and
-  // missing buffers as from_weights(). Throws as from_weights() with `like`; UnsupportedError for a
-  // `base` that is split over ranks but is no universal checkpoint, was stripped, or has no
-  // masters.
+  // `base` with values from files of weights, in the types of `base`. Parameters, frozen ones too,
+  // are replaced, and so are the buffers that the files have. A vocabulary's padding stays.
+  // Everything else comes from `base`: optimizer states, steps, counters, groups, files. Tied
+  // parameters and missing buffers are handled as in from_weights(). Throws as from_weights() with
+  // `like`. Throws UnsupportedError for a `base` that was stripped, has no masters, or is split
+  // over ranks without being a universal checkpoint.
   static Checkpoint with_weights(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
                                  const std::filesystem::path& path, const WeightNames& names = {});
 
-  // `base` with the names that `rules` give, and with the tensors that they make of several or of a
-  // part of one: parameters, groups, states and steps likewise, in the order of the first of each.
-  // All else is that of `base`, its files too: renamed_from(). A note says which rules fit nothing.
-  // Throws UsageError if none fits any, for what the rules do not fit, and for names that become
-  // one; UnsupportedError for parameters that become one and have other states, groups or kinds.
+  // `base` with its tensors renamed, cut and joined by `rules`. Parameters, groups, states and
+  // steps change alike, in the order of the first input of each. Everything else comes from `base`,
+  // its files too: renamed_from(). A note lists rules that fit nothing. Throws UsageError if no
+  // rule fits, for tensors that a rule cannot convert, and for names that become equal. Throws
+  // UnsupportedError for parameters that are joined but differ in states, groups or kinds.
   static Checkpoint renamed(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
                             KeyMap& rules);
 
-  // `base` with the weights, the states, the steps and, as far as both know them, the
-  // hyper-parameters of `values`, a checkpoint of another framework with names instead of an order:
-  // the types are those of `base`, the tag is that of the steps. All else is that of `base`: the
+  // `base` with the weights, states and steps of `values`, and with the hyper-parameters that both
+  // know. The checkpoint `values` is of another framework, with names instead of an order. The
+  // types are those of `base`, the tag is that of the steps. Everything else comes from `base`: the
   // order, ties, groups, counters, files. Both are open with optimizer states. Throws as
-  // with_weights() does; InconsistentError for a parameter whose states are missing or other ones,
-  // and for groups that were stepped unlike.
+  // with_weights() does. Throws InconsistentError for a parameter whose states are missing or
+  // differ, and for groups with different steps.
   static Checkpoint with_values(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
                                 std::shared_ptr<const Checkpoint> values);
 
-  // `values`, a checkpoint of another framework open with optimizer states, as a run of DeepSpeed
-  // would have it that nothing is known of but its configuration: as a universal checkpoint, whose
-  // one model-states file is put together, with meta tensors (meta_tensor.h) in `module`, as many
-  // steps as were made and schedules that are there. Groups, their order and their hyper-parameters
-  // are those of `values`; masters and states are float32. Throws UnsupportedError for parameters
-  // without names, and for trained ones that float32 does not hold.
-  // `kinds` says of entries that are not trained whether they are frozen parameters or buffers,
-  // which such files do not.
+  // `values` as a universal checkpoint of a DeepSpeed run that is only known by its configuration.
+  // The checkpoint `values` is of another framework, open with optimizer states. The result has one
+  // model-states file, put together here. This file has meta tensors (meta_tensor.h) in `module`,
+  // as many steps as were made, and the schedules that are there. Groups, their order and their
+  // hyper-parameters are those of `values`; masters and states are float32. Throws UnsupportedError
+  // for parameters without names, and for trained ones that float32 cannot hold. The map `kinds`
+  // says which untrained entries are frozen parameters and which are buffers; files of other
+  // frameworks do not say it.
   static Checkpoint for_deepspeed(InputFiles& inputs, std::shared_ptr<const Checkpoint> values,
                                   const ParamKinds& kinds = {});
 
   // The weighted mean (TensorSource::weighted_mean) of one or more checkpoints of the same inputs,
-  // the oldest first: it is the newest with other values. Parameters, frozen ones too, are
-  // averaged: masters where there are any. Buffers, and what is no floating type, are the newest's.
-  // There are neither states nor groups. Numbers of ranks and stages may differ. Throws
-  // InconsistentError for names, ties, shapes and types that do not fit, and where some have
-  // masters only; UnsupportedError for other floating types than float32, bfloat16 and float16.
+  // the oldest first. The result is the newest checkpoint with other values. Parameters, frozen
+  // ones too, are averaged: masters where there are any. Buffers and tensors of other than floating
+  // types are the newest's. There are neither states nor groups. Numbers of ranks and stages may
+  // differ. Throws InconsistentError for names, ties, shapes and types that do not fit, and if only
+  // some have masters. Throws UnsupportedError for floating types other than float32, bfloat16 and
+  // float16.
   static Checkpoint average(InputFiles& inputs, std::vector<AveragedCheckpoint> parts);
 
-  // The world of one mp rank as a checkpoint of its own: its slices of the parameters, with all
-  // experts, and its files. It borrows this one, of a model that is split over ranks or files
-  // (CheckpointFacts::model_parallel). Throws UnsupportedError for one that is not of ZeRO, whose
-  // ranks are not read one by one.
+  // The world of one mp rank as a checkpoint of its own. It has this rank's slices of the
+  // parameters, with all experts, and its files. It borrows this checkpoint, whose model must be
+  // split over ranks or files (CheckpointFacts::model_parallel). Throws UnsupportedError for a
+  // checkpoint that is not ZeRO's; its ranks are not read one by one.
   Checkpoint world(uint32_t mp_rank) const;
 
   Checkpoint(Checkpoint&&) noexcept;
@@ -384,38 +385,38 @@ class Checkpoint {
   ~Checkpoint();
 
   const CheckpointFacts& facts() const;
-  // What the ds_config in the first files says of the run that saved them (deepspeed/run_config.h);
-  // without one, and of weights, what none says.
+  // The settings of the run that saved the files, from the ds_config in the first of them
+  // (deepspeed/run_config.h). Without one, and for weights, the settings of an absent ds_config.
   const RunConfig& run_config() const;
   // The folder that holds the shards.
   const std::filesystem::path& tag_folder() const;
-  // The same with its files, as they were listed. Its note is among the notes.
+  // The same folder with its files, as they were listed. Its note is among the notes.
   const TagFolder& folder() const;
   // In the order of DeepSpeed's zero_to_fp32: buffers, frozen, trainable by group, aliases.
   const std::vector<Param>& params() const;
   // The entry called `name`, or nullptr.
   const Param* find(std::string_view name) const;
-  // The optimizer's parameter groups, which have every trainable parameter once. Only with
-  // OpenOptions::optimizer_states; empty if the files do not tell, or where the ranks of a model
-  // that is split have other groups. Those of world() have experts by their names on their own
-  // rank.
+  // The optimizer's parameter groups, which list every trainable parameter once. Only with
+  // OpenOptions::optimizer_states. Empty if the files do not tell, or if the ranks of a split model
+  // have different groups. The groups of world() list experts by their names on their own rank.
   const std::vector<ParamGroup>& groups() const;
-  // What the optimizer's wrapper saved beside its tensors, a dict: optimizer_state_dict of the
-  // first optimizer-states file, at stage 0 `optimizer`, of a universal checkpoint the whole of
-  // zero/optimizer_state.pt. Empty if there is none.
+  // A dict that the optimizer's wrapper saved beside its tensors. It is optimizer_state_dict of the
+  // first optimizer-states file, and `optimizer` at stage 0. For a universal checkpoint it is the
+  // whole of zero/optimizer_state.pt. Empty if there is none.
   ShardValue wrapper_state() const;
   const CheckpointFiles& files() const;
-  // Files of weights that tensors lie in. None of ZeRO's own checkpoints.
+  // Files of weights that hold tensors. ZeRO's own checkpoints have none.
   const std::vector<WeightsFile>& weights_files() const;
   // Patterns of universal_checkpoint_info that fit no parameter. Only with
   // OpenOptions::optimizer_states.
   const std::vector<std::string>& unused_patterns() const;
-  // Tensors of the model that cannot be had: stage 3 of old releases loses frozen parameters, and
+  // Tensors of the model without values: stage 3 of old releases loses frozen parameters, and
   // quantised and sparse tensors are not read. There is a note on each.
   const std::vector<std::string>& valueless() const;
-  // What it was before renamed(), as its files still are: Param::saved_name. nullptr of others.
+  // The checkpoint before renamed(), with the names of the files: Param::saved_name. nullptr for
+  // others.
   const Checkpoint* renamed_from() const;
-  // What it is the average of, the oldest first; empty if it is none.
+  // The checkpoints that it averages, the oldest first; empty if it is no average.
   const std::vector<AveragedCheckpoint>& averaged() const;
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;
@@ -424,7 +425,7 @@ class Checkpoint {
   const std::vector<LostFile>& lost_files() const;
   const std::vector<IncompleteParam>& incomplete() const;
 
-  // All files that are archives of torch, but the data files.
+  // All files that are archives of torch, without the data files.
   std::vector<CheckpointFile> archives() const;
 
  private:

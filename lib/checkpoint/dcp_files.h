@@ -30,15 +30,15 @@ struct DcpEntry {
 class DcpFiles {
  public:
   // Opens all files, into draft.files.data, and says of each which parts it has
-  // (InputFiles::set_parts). Throws InconsistentError for those that are missing, all of them in
-  // one message; CorruptError for places outside the folder, beyond a file's end and over each
-  // other; UnsupportedError for Megatron's torch_dist; what read_dcp_metadata() throws. `draft`
-  // must outlive it. With draft.allow_missing, data files that are missing, or shorter than what
-  // they are said to hold, are lost (salvage.h), unless all are.
+  // (InputFiles::set_parts). Throws InconsistentError for missing files, all of them in one
+  // message. Throws CorruptError for places outside the folder, beyond a file's end and over each
+  // other. Throws UnsupportedError for Megatron's torch_dist, and the errors of
+  // read_dcp_metadata(). The draft must outlive it. With draft.allow_missing, data files that are
+  // missing, or shorter than the metadata says, are lost (salvage.h), unless all are.
   explicit DcpFiles(CheckpointDraft& draft);
 
-  // Of all folders, in their order, but for values that are no tensors and lie in lost files.
-  // Throws InconsistentError for a name that comes twice.
+  // The values of all folders, in their order, without those that are no tensors and lie in lost
+  // files. Throws InconsistentError for a name that comes twice.
   std::vector<DcpEntry> entries() const;
 
   // The names of values that are not supported, by the reason (DcpValue::unsupported).
@@ -46,18 +46,18 @@ class DcpFiles {
 
   // Throws UnsupportedError if the bytes of the value may not be what its description says.
   void check_supported(const DcpEntry& entry) const;
-  // Whether it is not supported and need not be, with draft.allow_missing.
+  // True if it is not supported and need not be, with draft.allow_missing.
   bool is_left_out(const DcpEntry& entry) const {
     return draft_.allow_missing && !entry.value->unsupported.empty();
   }
 
-  // Whether any part of it lies in a lost file.
+  // True if any part of it lies in a lost file.
   bool is_lost(const DcpEntry& entry) const;
   bool is_lost(FileId file) const { return lost_.contains(file); }
-  // Whether any value that is no tensor is lost or left out.
+  // True if any value that is no tensor is lost or left out.
   bool lacks_values() const;
 
-  // The `.metadata` that a value is of.
+  // The `.metadata` that lists a value.
   FileId metadata_file(const DcpEntry& entry) const { return folders_[entry.folder].metadata_file; }
   std::string metadata_name(const DcpEntry& entry) const { return display(metadata_file(entry)); }
 
@@ -67,7 +67,7 @@ class DcpFiles {
   // TorchArchive::open and check_supported(), and UnsupportedError for a tensor in several.
   TorchArchive open_value(const DcpEntry& entry) const;
 
-  // How many ranks have written, by the names of their files ("__RANK_NUMBER.distcp").
+  // The number of ranks that have written, by the names of their files ("__RANK_NUMBER.distcp").
   uint32_t ranks() const;
 
  private:
@@ -105,8 +105,8 @@ class DcpTensors {
   // Opens all chunks that are wanted. Throws as TorchArchive::open and tensor().
   void open();
 
-  // Of a tensor that was wanted, after open(). Throws CorruptError for a chunk of another type or
-  // other sizes than its archive has; what join_boxes() throws.
+  // The whole of a tensor that was wanted, after open(). Throws CorruptError for a chunk whose type
+  // or sizes differ from its archive's, and the errors of join_boxes().
   TensorSource whole(const DcpEntry& entry) const;
 
  private:

@@ -15,16 +15,15 @@
 
 namespace dsckpt {
 
-// `name` without what wrappers put between its parts: `_orig_mod.` (torch.compile),
+// `name` without the parts that wrappers put into it: `_orig_mod.` (torch.compile),
 // `_checkpoint_wrapped_module.`, `_fsdp_wrapped_module.`, and `module.` in front (DDP).
 std::string without_wrappers(std::string_view name);
 
 // Which values are a model's and which its optimizer's, by their keys (LAYOUTS.md).
 class DcpKeys {
  public:
-  // `model`: of several models the one that is called so; "": there is one. Throws
-  // InconsistentError, which lists them, where several may be meant; UsageError where none is
-  // called so.
+  // `model`: the name of one of several models; "": there is one. Throws InconsistentError, which
+  // lists them, if several may be meant, and UsageError if none has this name.
   DcpKeys(std::vector<DcpEntry> entries, const std::string& model);
 
   struct Named {
@@ -37,7 +36,7 @@ class DcpKeys {
     std::string key;
     DcpEntry entry;
   };
-  // What one optimizer has.
+  // The entries of one optimizer.
   struct Optimizer {
     std::string front;  // what stands before "state" and "param_groups": "optim.", "optimizer_0."
     std::vector<Named> states = {};
@@ -47,7 +46,7 @@ class DcpKeys {
     // `param_groups` as torch 2.3 saves them: a list as one value.
     std::optional<DcpEntry> whole_groups = {};
 
-    // Whether parameters have numbers instead of names.
+    // True if parameters have numbers instead of names.
     bool is_numbered() const;
   };
 
@@ -56,11 +55,11 @@ class DcpKeys {
   // The optimizer of that model, whose parameters are called as the model calls them, or by
   // numbers; nullptr if there is none.
   const Optimizer* optimizer() const { return optimizer_ < optimizers_.size() ? &own() : nullptr; }
-  // Where several optimizers may be the model's: what they are called.
+  // The names of the optimizers, if several may be the model's.
   const std::vector<std::string>& rivals() const { return rivals_; }
   // Tensors of neither.
   const std::vector<DcpEntry>& left_out() const { return left_out_; }
-  // How many tensors are of other models and of their optimizers.
+  // The number of tensors that belong to other models and their optimizers.
   size_t of_others() const { return of_others_; }
   bool has_optimizers() const { return !optimizers_.empty(); }
 
@@ -75,14 +74,14 @@ class DcpKeys {
 
   static void add_entry(Optimizer& optimizer, std::string_view rest, const DcpEntry& entry);
 
-  // What stands before a tensor's name in the model: the keys of the dicts that it was in.
+  // The part before a tensor's name in the model: the keys of the dicts that it was in.
   static std::string front_of(const DcpEntry& entry);
 
   void find_model(const std::string& model);
   void find_optimizer(const std::string& front, const std::string& model, const Names& names);
   void rename_params();
 
-  // Whether all parameters that the optimizer names are among `names`.
+  // True if all parameters that the optimizer names are among `names`.
   static bool fits(const Optimizer& optimizer, const std::set<std::string>& names);
 
   // The front of the model; nullopt: all are one model's, dicts of the user's own.

@@ -1,8 +1,8 @@
 // Experts: parameters that expert-parallel ranks hold different ones of.
 //
 // DeepSpeed's own MoE layers name them `...deepspeed_experts.N...`, where N counts a rank's local
-// experts; AutoEP fuses a layer's experts into three parameters `PREFIX.w1`, `.w2`, `.w3` of shape
-// [local experts, ...] and says in the model-states file which expert lies where.
+// experts. AutoEP fuses a layer's experts into three parameters `PREFIX.w1`, `.w2`, `.w3` of shape
+// [local experts, ...]. Its model-states file says which expert lies where. Sources:
 // deepspeed/moe/experts.py; checkpoint/autoep_affine.py.
 #pragma once
 
@@ -37,7 +37,7 @@ std::string_view autoep_layers_key(const pickle::Value& root);
 
 class Experts {
  public:
-  // Reads ds_autoep_layers, if there is any. Throws CorruptError for what has the wrong form,
+  // Reads ds_autoep_layers, if there is any. Throws CorruptError if it has the wrong form,
   // UnsupportedError for another version of it.
   explicit Experts(const ModelStates& model);
 
@@ -53,9 +53,9 @@ class Experts {
   bool is_fused(const std::string& name) const { return layers_.contains(name); }
   int64_t num_experts(const std::string& name) const { return layers_.at(name).num_experts; }
   // All experts of the fused parameter `name`, in the order of their numbers; `state` is for
-  // messages. `by_rank` holds what each expert-parallel rank has, in rank order. Throws
-  // InconsistentError if they do not fit the layer, UnsupportedError if all calls together are of
-  // more than 2^22 experts.
+  // messages. Each expert-parallel rank's part is in `by_rank`, in rank order. Throws
+  // InconsistentError if they do not fit the layer. Throws UnsupportedError if all calls together
+  // have more than 2^22 experts.
   TensorSource merge(const std::string& name, const std::vector<TensorSource>& by_rank,
                      std::string_view state);
 
@@ -74,10 +74,10 @@ class Experts {
   uint64_t counted_ = 0;
 };
 
-// Adds to model.shared_params the second name that AutoEP gives a layer's router: the module that
-// was there before, "mlp.gate", is the router itself then ("mlp.router"), which `module` has twice.
-// auto_ep_layer.py AutoEPMoELayer, alias_target. At stage 3 `module` has no values, and only the
-// names tell; else both have to be equal.
+// Adds to model.shared_params the second name that AutoEP gives a layer's router. The former module
+// "mlp.gate" is then the router itself ("mlp.router"), and `module` has it twice. auto_ep_layer.py
+// AutoEPMoELayer, alias_target. At stage 3 `module` has no values, and only the names tell; else
+// both have to be equal.
 void add_router_aliases(ModelStates& model, const InputFiles& inputs);
 
 // Files that are not there: how many, and the names of as many as a message lists, and one more.
@@ -92,10 +92,10 @@ struct MissingFiles {
                    const std::set<uint32_t>& there);
 };
 
-// Throws InconsistentError that lists the missing files of experts, of those that the model-states
-// files in draft.model_shards speak of. engine.py _save_moe_checkpoint: one for each expert of each
-// layer and mp rank, where AutoEP is folded with tensor parallelism only for the mp rank that has
-// it; none at stage 3.
+// Throws InconsistentError that lists the missing files of the experts in the model-states files of
+// draft.model_shards. By engine.py _save_moe_checkpoint there is a file for each expert of each
+// layer and mp rank. If AutoEP is folded with tensor parallelism, only the mp rank with the expert
+// has one. Stage 3 has none.
 void check_expert_files(const CheckpointDraft& draft);
 
 }  // namespace dsckpt

@@ -13,7 +13,7 @@
 
 namespace dsckpt {
 
-// What the optimizer keeps of one flat tensor, on all ranks that share it.
+// The states that the optimizer keeps for one flat tensor, on all ranks that share it.
 struct FlatStates {
   struct State {
     std::string key;                     // "exp_avg"
@@ -49,13 +49,13 @@ class FlatOptimizer {
   std::vector<size_t> ends_;  // how many numbers there are up to the end of each group
 };
 
-// Reads what `ranks` have of flat tensor `index`. What is no tensor of one dimension belongs to the
-// flat tensor as a whole. Nothing at all if the optimizer has not stepped it yet. Throws
-// InconsistentError if the ranks do not have the same states, or of different types.
+// Reads the states of flat tensor `index` from `ranks`. A value that is no tensor of one dimension
+// belongs to the flat tensor as a whole. Returns nothing if the optimizer has not stepped it yet.
+// Throws InconsistentError if the ranks have different states, or states of different types.
 FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t index);
 
-// Throws UnsupportedError for `states`, what an optimizer keeps of one tensor, if they are more
-// than any optimizer keeps: parameters may share them, and each gets its own.
+// Throws UnsupportedError if one tensor has more `states` than any optimizer keeps. Parameters may
+// share them, and each gets its own.
 void check_count(const pickle::DictNode& states);
 
 // Adds `note` unless it is there.

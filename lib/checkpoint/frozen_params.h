@@ -18,7 +18,7 @@ class FrozenParams {
  public:
   using Entry = std::pair<std::string, TensorSource>;
 
-  // Whether it was added: false, and nothing happens, if the name is there already.
+  // Returns true if it was added. Returns false, and changes nothing, if the name is there already.
   bool add(std::string name, TensorSource value);
   // nullptr if there is none of this name.
   const TensorSource* find(const std::string& name) const;
@@ -32,15 +32,16 @@ class FrozenParams {
   KeyedMap<std::string, size_t> index_;
 };
 
-// Those of stages 1 and 2, in the model's order: frozen_param_fragments, which stage 2 keeps beside
-// `module`, then what is in `module` alone. Throws InconsistentError for one that does not have the
-// shape in frozen_param_shapes.
+// The frozen parameters of stages 1 and 2, in the model's order. First come frozen_param_fragments,
+// which stage 2 keeps beside `module`, then those in `module` alone. Throws InconsistentError for
+// one that does not have the shape in frozen_param_shapes.
 FrozenParams whole_frozen(const ModelStates& model);
 
-// Those of stage 3, put together from the fragments of all ranks, and what is whole in `module`
-// though no buffer: a module's _extra_state, a buffer's second name. Throws InconsistentError for a
-// fragment that is not a rank's piece (ceil(numel / ranks) elements), CorruptError for one that is
-// missing. Quantized ones are left out: what undoes that is in no file.
+// The frozen parameters of stage 3, put together from the fragments of all ranks. Entries that are
+// whole in `module` but no buffers are added: a module's _extra_state, a buffer's second name.
+// Throws InconsistentError for a fragment that is not a rank's piece (ceil(numel / ranks)
+// elements), CorruptError for one that is missing. Quantized ones are left out: no file has the
+// data that undoes it.
 FrozenParams cut_frozen(const std::vector<RankModel>& models);
 
 }  // namespace dsckpt

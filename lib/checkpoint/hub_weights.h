@@ -10,11 +10,11 @@
 
 namespace dsckpt {
 
-// The tensors of `weights` of `path`. If they have the hub's names, as the config.json in the same
-// folder says, and `target` the module's, they are what the module has: cut, stacked and renamed
-// likewise. Without `target` the release of transformers in config.json says which the module has.
-// A note says so. Anything that the rules do not fit stays as it is: whoever looks for names then
-// says what is missing. Throws IoError.
+// The tensors of `weights` from `path`. The config.json in the same folder tells if they have the
+// hub's names. If so, and `target` has the module's, they are cut, stacked and renamed as the
+// module has them. Without `target` the release of transformers in config.json decides which names
+// the module has. A note says so. Tensors that the rules do not fit stay as they are; the code that
+// looks up names then reports missing ones. Throws IoError.
 std::vector<WeightsTensor> as_module_has(const Weights& weights, const std::filesystem::path& path,
                                          const WeightNames& names, const Checkpoint* target,
                                          std::vector<std::string>& notes);

@@ -1,4 +1,4 @@
-// What a layout's reader is given and what it gives back.
+// The input and the result of a layout's reader.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ struct CheckpointDraft {
   std::vector<Shard> param_shards = {};   // of universal checkpoints: zero/NAME/*.pt
   CheckpointFiles files = {};             // swap and data; the others are those of the shards
   std::vector<WeightsFile> weights = {};  // Checkpoint::weights_files
-  // Of values that lie in data files, and of what was put together of such.
+  // The archives of values in data files, and of values put together from such.
   std::vector<std::unique_ptr<TorchArchive>> item_archives = {};
   std::set<std::filesystem::path> swap_paths = {};  // of all, also those that are not opened
 };
@@ -62,7 +62,7 @@ struct CheckpointDraft {
 // A row of the table of layouts.
 struct Layout {
   std::string_view name;
-  // Whether this reader is the one for the folder. Looks at file names and, if it must, at one
+  // True if this reader is the one for the folder. Looks at file names and, if it must, at one
   // shard.
   bool (*probe)(CheckpointDraft& draft);
   // Reads all metadata: fills params, facts, groups if there are any, and the shards that these

@@ -1,4 +1,4 @@
-// What the model-states files of a checkpoint say, whatever the stage.
+// The contents of a checkpoint's model-states files, at any stage.
 #pragma once
 
 #include <deque>
@@ -44,9 +44,9 @@ struct ModelStates {
   // Takes param_shapes from an optimizer-states file of the same ranks, where releases before 0.6
   // have it, unless the model-states file has it.
   void take_param_shapes(const Shard& optim);
-  // Cuts a param_shapes of all parameters, which releases before 0.5.4 wrote, into groups of so
-  // many elements, where a parameter counts as its piece of `ranks`. Does nothing if the
-  // sums do not tell.
+  // Cuts a param_shapes of all parameters, which releases before 0.5.4 wrote, into groups of
+  // `group_numels` elements. A parameter counts as its piece of `ranks`. Does nothing if the sums
+  // do not tell.
   void split_param_shapes(const std::vector<uint64_t>& group_numels, uint64_t ranks);
   // A note for each of `not_tensors`. Those that should be tensors are without a value.
   void note_not_tensors(CheckpointDraft& draft) const;
@@ -54,19 +54,19 @@ struct ModelStates {
   void tie(std::string alias, std::string owner);
   // The names that shared_params has as aliases.
   KeyedSet<std::string> aliases() const;
-  // Whether the optimizer owns it.
+  // True if the optimizer owns it.
   bool is_trainable(const std::string& name) const { return trainable_names.contains(name); }
-  // Adds to shared_params what is tied without being there: entries of `module` that are the same
-  // view of the same storage. Releases before 0.9.2 wrote no shared_params, and stage 0 writes none
-  // today.
+  // Adds tied entries that shared_params lacks: entries of `module` that are the same view of the
+  // same storage. Releases before 0.9.2 wrote no shared_params, and stage 0 writes none today.
   void find_tied_views();
   // The same at stage 3, where parameters in `module` are placeholders: of one storage if they are
   // tied. DeepSpeed's shared_params lacks the names of a module that is twice in one parent, and
   // before 0.9.2 there were none.
   void find_tied_placeholders();
-  // Whether an entry of `module` of this shape only stands for a parameter that stage 3 has cut.
+  // True if an entry of `module` of this shape is only a placeholder of a parameter that stage 3
+  // has cut.
   bool is_placeholder(const Shape& shape) const;
-  // Takes back what shared_params says of tensors that `module` has in different shapes: DeepSpeed
+  // Removes the entries of shared_params whose tensors have different shapes in `module`. DeepSpeed
   // compares addresses, and all parameters without elements have the same.
   void drop_false_aliases();
   // Entries of `module` that are neither buffer, nor alias, nor trainable.
@@ -78,15 +78,15 @@ struct ModelStates {
   NamesSize owners_;
 };
 
-// One rank's model-states file. `states` may be those of another rank whose file has the same
-// pickle: its fields then name that file, and what lies in tensors is to be asked of `shard`.
+// One rank's model-states file. The `states` may be those of another rank whose file has the same
+// pickle. Their fields then name that file; read the contents of tensors through `shard`.
 struct RankModel {
   const Shard* shard;
   const ModelStates* states;
 };
 
-// The model-states files of all ranks, by rank; what several files of an mp rank say alike is there
-// once. Borrows the shards.
+// The model-states files of all ranks, by rank. Contents that several files of an mp rank share are
+// there once. Borrows the shards.
 class RankModels {
  public:
   explicit RankModels(const std::vector<Shard>& shards);
@@ -105,15 +105,15 @@ class RankModels {
 // key in which they differ.
 [[noreturn]] void throw_other_save(const ModelStates& model, const ModelStates& reference,
                                    std::string_view key);
-// Compares what all ranks' files of one save have in common, but for param_shapes.
+// Compares the values that all ranks' files of one save have in common, except param_shapes.
 void check_same_save(const ModelStates& model, const ModelStates& reference);
 
-// Whether `shard`, a model-states file, was saved under ZeRO, which keeps param_shapes there and
+// True if `shard`, a model-states file, was saved under ZeRO, which keeps param_shapes there and
 // the optimizer in files of its own. An engine without optimizer saves neither; one in bf16 at
 // stage 0 since 0.17 the shapes alone, and only its configuration tells.
 bool has_optimizer_elsewhere(const Shard& shard);
 
-// Collects the params of a checkpoint in the order zero_to_fp32 gives them, and sees to it that
+// Collects the params of a checkpoint in the order zero_to_fp32 gives them, and makes sure that
 // every name comes once.
 class ParamList {
  public:
@@ -124,8 +124,8 @@ class ParamList {
 
   // The entries of `module` that are persistent buffers and not in the list yet.
   void add_buffers(const ModelStates& states);
-  // shared_params. An alias whose owner is not in the list has the value that `module` has of it;
-  // if it has none it is left out, as DeepSpeed does, with a note.
+  // shared_params. An alias whose owner is not in the list gets its value from `module`. If that
+  // has none, the alias is left out with a note, as DeepSpeed does.
   void add_aliases(const ModelStates& states, std::vector<std::string>& notes);
 
   std::vector<Param> take() { return std::move(params_); }

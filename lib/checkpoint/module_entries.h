@@ -1,6 +1,6 @@
 // The entries of `module`, the state_dict of a model.
 //
-// torch's is flat. Megatron's state_dict_for_save_checkpoint nests dicts, whose keys, joined by
+// torch's is flat. Megatron's state_dict_for_save_checkpoint nests dicts. Their keys, joined by
 // dots, are the names that the parameters have elsewhere: {"language_model": {"encoder":
 // {"layers.0.weight": ...}}}.
 #pragma once
@@ -19,18 +19,18 @@ namespace dsckpt {
 // Borrows the value's document. Read by many threads once it is made.
 class ModuleEntries {
  public:
-  // Of what is no mapping there are none. A mapping in it counts as entries if all that it holds
-  // are tensors and such mappings, and as one entry otherwise, or if it is an `_extra_state` or
-  // comes twice. Keys that are no strings are left out. Linear in the value's size, also where it
+  // A value that is no mapping has no entries. A mapping in it counts as entries if it holds only
+  // tensors and such mappings. Otherwise, or if it is an `_extra_state` or comes twice, it counts
+  // as one entry. Keys that are no strings are left out. Linear in the value's size, also where it
   // contains itself.
   explicit ModuleEntries(const pickle::Value& module);
   ModuleEntries(ModuleEntries&&) = default;
 
   // In the order of the file.
   const std::vector<std::pair<std::string, pickle::Value>>& all() const { return all_; }
-  // None if there is none. Of entries of one name the first.
+  // None if there is none. The first of several entries with one name.
   pickle::Value find(std::string_view name) const;
-  // Whether `value` is a mapping in `module` that counts as entries.
+  // True if `value` is a mapping in `module` that counts as entries.
   bool is_nested(const pickle::Value& value) const { return nested_.contains(value.identity()); }
 
  private:

@@ -1,8 +1,8 @@
 // Which of several saved states a path means.
 //
 // One rule: where two answers are possible, they are listed and nothing is done. States are ages of
-// one model where their names say so, their parameters are the same, and their steps differ: then
-// the highest step is meant. Names are no steps, and times are nothing.
+// one model if their names say so, their parameters are the same, and their steps differ. Then the
+// highest step is meant. Names are no steps, and times are nothing.
 #pragma once
 
 #include <filesystem>
@@ -21,30 +21,30 @@ struct ChosenState {
   std::vector<SavedState> damaged = {};  // of no known step; the note names them
 };
 
-// Those of `states` below `path` that an option asks for by its model: the name of a folder of
-// theirs. All for "", and where the model may be one within files of DCP. Throws UsageError that
-// lists the models if none is called so.
+// The states among `states` below `path` that belong to `model`, the name of one of their folders.
+// All of them for "", and if the model may be one within files of DCP. Throws UsageError that lists
+// the models if none has this name.
 std::vector<SavedState> of_model(const std::filesystem::path& path, std::vector<SavedState> states,
                                  const std::string& model);
 
 // `states` without those that lie beside the one that a `latest` below `path` names, and are ages
-// of it by their names: whoever wrote that has said which is meant.
+// of it by their names. The writer of `latest` has said which one is meant.
 std::vector<SavedState> without_older_tags(const std::filesystem::path& path,
                                            std::vector<SavedState> states);
 
-// Whether choose() needs look_into() of all.
+// True if choose() needs look_into() of all.
 bool is_told_by_names(const std::filesystem::path& path, const std::vector<SavedState>& states);
 
-// One of `states`, of which there are some, below `path`; that of a `latest` in it is, whether or
-// not it is damaged. Throws InconsistentError that lists them
-// if several may be meant, or none can be read.
+// Chooses one of `states`, which are below `path` and not empty. The state that a `latest` in
+// `path` names is chosen even if it is damaged. Throws InconsistentError that lists them if several
+// may be meant, or none can be read.
 ChosenState choose(const std::filesystem::path& path, std::vector<SavedState> states);
 
 // All of them, the oldest first; throws as choose(). Those that are damaged come first.
 std::vector<SavedState> sorted_by_age(const std::filesystem::path& path,
                                       std::vector<SavedState> states);
 
-// What to call a state among `states` of several models.
+// The name of a state among `states` of several models.
 std::string model_name(const std::filesystem::path& path, const SavedState& state);
 
 // A line for each, for messages: its path, what it is, its step.

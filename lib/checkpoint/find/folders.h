@@ -11,11 +11,11 @@
 
 namespace dsckpt {
 
-// `failed`: what listing it gave.
+// `failed`: the error from listing it.
 IoError cannot_list(const std::filesystem::path& folder, const std::error_code& failed);
 
-// What a folder holds, by name. Files are called by their contents: one that is stored compressed
-// (content_name.h) has the name of what it holds, twice if it is there in two forms.
+// The entries of a folder, by name. Files are called by their contents. A file that is stored
+// compressed (content_name.h) has the name of its content, twice if two forms of it are there.
 struct ListedFolder {
   std::filesystem::path path;
   std::vector<std::filesystem::path> folders = {};  // links to folders, too
@@ -27,8 +27,8 @@ struct ListedFolder {
 // One thread at a time.
 class Folders {
  public:
-  // The folder, listed now or before. What is no folder, or is not there, holds nothing. Throws
-  // cannot_list(). The reference stays as long as this.
+  // The folder, listed now or before. A path that is missing, or no folder, has no entries. Throws
+  // cannot_list(). The reference stays valid as long as this object.
   const ListedFolder& operator[](const std::filesystem::path& folder);
 
  private:
