@@ -1,7 +1,7 @@
-// Swap files: what an optimizer that is offloaded to NVMe leaves out of its optimizer-states file.
+// Swap files: the tensors that an NVMe-offloaded optimizer leaves out of its optimizer-states file.
 //
-// Stage 3 only. Large sub-groups are empty tensors in the file; their elements are in
-// TAG/offloaded_tensors/rankRR/ID.tensor.swp, raw, with ID the tensor's attribute ds_id. Layout:
+// Stage 3 only. Large sub-groups are empty tensors in the file. Their raw elements are in
+// TAG/offloaded_tensors/rankRR/ID.tensor.swp, where ID is the tensor's attribute ds_id. Layout:
 // LAYOUTS.md, "NVMe offload"; source: deepspeed/runtime/swap_tensor/optimizer_utils.py, engine.py
 // save_checkpoint.
 #pragma once
@@ -23,7 +23,7 @@
 
 namespace dsckpt {
 
-// What one sub-group of a rank has to hold.
+// The contents that one sub-group of a rank must have.
 struct SubGroupSize {
   uint64_t params = 0;
   uint64_t numel = 0;  // of this rank's pieces
@@ -42,17 +42,17 @@ struct SwappedTensor {
   uint64_t bytes() const { return numel * size_of(dtype); }
 };
 
-// Whether a tensor of the file is empty where elements are needed.
+// True if a tensor of the file is empty where elements are needed.
 bool is_swapped_out(const TensorSource& flat, uint64_t needed);
 
 // TAG/offloaded_tensors.
 std::filesystem::path offload_folder(const std::filesystem::path& tag_folder);
 
 // The tensors of one world that are in swap files, by rank: masters, then states. No file is
-// touched. `sizes` are those of each rank's sub-groups, `mp_ranks` how many worlds there are, which
-// tells the global rank that the folder is called after. Throws CorruptError for a ds_id that is
-// missing or malformed, InconsistentError for one that does not fit its sub-group, the other
-// sub-groups, the masters or the other ranks. What is odd, but possible, is added to `notes`.
+// touched. The `sizes` are those of each rank's sub-groups. `mp_ranks` is the number of worlds,
+// which gives the global rank in the folder's name. Throws CorruptError for a ds_id that is missing
+// or malformed. Throws InconsistentError for one that does not fit its sub-group, the other
+// sub-groups, the masters or the other ranks. Odd but possible findings are added to `notes`.
 std::vector<std::vector<SwappedTensor>> swapped_tensors(
     const std::vector<const Shard*>& optim, const std::vector<std::vector<SubGroupSize>>& sizes,
     uint32_t mp_ranks, const OffloadConfig& offload, std::vector<std::string>& notes);

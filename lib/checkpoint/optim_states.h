@@ -1,4 +1,4 @@
-// What the optimizer-states files of all ranks have in common.
+// The common contents of the optimizer-states files of all ranks.
 #pragma once
 
 #include <cstdint>
@@ -32,25 +32,24 @@ int zero_stage_of(const Fields& fields);
 std::vector<int64_t> partition_counts(const Fields& optimizer);
 
 // Opens the optimizer-states files of the folder into draft.optim_shards, by mp rank and then by
-// data-parallel rank, and checks that they are those of all ranks: as many data-parallel ones as
-// the largest partition_count says, as many of model parallelism as mp_world_size. Sets
-// facts.mesh.dp. Throws InconsistentError that lists every missing file, or names those that are
-// too many. With draft.allow_missing, those that are missing or cannot be read have stand-ins
-// (salvage.h).
+// data-parallel rank. Checks that all ranks have one. The largest partition_count is the number of
+// data-parallel ranks, mp_world_size that of model-parallel ones. Sets facts.mesh.dp. Throws
+// InconsistentError that lists every missing file, or names surplus ones. With draft.allow_missing,
+// files that are missing or cannot be read have stand-ins (salvage.h).
 void open_optim_shards(CheckpointDraft& draft);
 
 // The same for the model-states files: one for each mp rank, or, of kind zero_model_states (stage
 // 3), one for every rank. Sets facts.mesh.pp and .tp, as reshape_3d_utils.py
-// get_model_3d_descriptor_from_metadata does, and run_config, of the first files; so the
-// optimizer-states files, if there are any, are opened before.
+// get_model_3d_descriptor_from_metadata does, and run_config, from the first files. So the
+// optimizer-states files, if there are any, must be opened before.
 void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind);
 
 // draft.optim_shards of one mp rank, by data-parallel rank.
 std::vector<const Shard*> optim_shards_of(const CheckpointDraft& draft, uint32_t mp_rank);
 
-// Looks up where flat tensors, listed at `masters_key`, and if wanted their states at `state_key`
-// lie, in the files of many ranks at once: where files are far each of them is a request. Of other
-// files does nothing. What is wrong is said when it is looked at in its turn.
+// Looks up the places of flat tensors, listed at `masters_key`, in the files of many ranks at once.
+// If wanted, also those of their states, at `state_key`. For remote files each lookup is a request.
+// Does nothing for other files. Errors are reported later, when each file is read in its turn.
 void look_up_tensors(const CheckpointDraft& draft, std::string_view masters_key,
                      std::string_view state_key, bool states);
 

@@ -18,9 +18,9 @@ struct OwnedIndex {
   std::optional<Shape> shape;
 };
 
-// For each candidate, a parameter by its shape, the optimizer's number, or none if it is frozen, so
-// that every group comes in the candidates' order and shapes agree; nullopt if there is no way or
-// more than one. torch/optim/optimizer.py state_dict numbers them so.
+// Returns the optimizer's number of each candidate, a parameter by its shape, or none if it is
+// frozen. Every group comes in the candidates' order, and shapes agree. Returns nullopt if there is
+// no way or more than one. The numbers are those of torch/optim/optimizer.py state_dict.
 std::optional<std::vector<std::optional<size_t>>> assign_in_order(
     const std::vector<Shape>& candidates, const std::vector<std::vector<OwnedIndex>>& groups);
 
@@ -32,10 +32,11 @@ struct KnownOrder {
   std::vector<std::string> names = {};  // of the model, as named_parameters() has them
 };
 
-// The names of the parameters that an optimizer's groups have by numbers: those of `order.groups`
-// where these are as many, or else by the order of `order.names`; none where neither tells.
-// `shape_of` gives a parameter's shape, nullptr for none of the model; `state_shape` that of a
-// number's states, if it has any. Throws InconsistentError for a name that is none of the model.
+// The names of the parameters that an optimizer's groups have by numbers. They are those of
+// `order.groups` if these are as many, or else follow the order of `order.names`. Returns none if
+// neither tells. Here `shape_of` gives a parameter's shape, nullptr for none of the model. And
+// `state_shape` gives the shape of a number's states, if it has any. Throws InconsistentError for a
+// name that is none of the model.
 std::optional<KeyedMap<std::string, std::string>> names_of_numbers(
     const std::vector<std::vector<std::string>>& groups, const KnownOrder& order,
     const std::function<const Shape*(const std::string&)>& shape_of,

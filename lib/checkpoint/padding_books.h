@@ -1,9 +1,10 @@
-// How stages 1 and 2 keep the books of a flat group's padding: which rank's partition has how much
-// of it by group_paddings, and how many of its elements are in the rank's file.
+// How stages 1 and 2 record a flat group's padding. They record the padding of each rank's
+// partition in group_paddings. The way differs, and so does the number of the partition's elements
+// in the rank's file.
 //
 // The vector of a group is padded at its end to a multiple of 2 * ranks
-// (nccl_start_alignment_factor) and cut into equally long partitions, so that short vectors have
-// ranks of which nothing is left but padding.
+// (nccl_start_alignment_factor). Then it is cut into equally long partitions, so that some ranks of
+// short vectors have nothing but padding.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +34,7 @@ struct PaddingBooks {
   uint64_t (*saved)(const FlatCut& cut, size_t rank);
 };
 
-// What the files of a group tell of their books.
+// The evidence in a group's files on how its books are kept.
 struct BooksEvidence {
   bool keeps_padding = false;  // they are BF16_Optimizer's
   // group_paddings of the last rank; nullopt where the files do not have it.

@@ -2,8 +2,8 @@
 // save_state_dict, ckpt_layer_path.
 //
 // A file has the layer's own names ("fc1.weight"). In the whole model they begin with the number of
-// the layer ("4.fc1.weight"), or, if the layer is tied, with its key
-// ("tied_modules.embed.weight"): such a layer has one file, that of its first place.
+// the layer ("4.fc1.weight"). If the layer is tied, they begin with its key
+// ("tied_modules.embed.weight"). A tied layer has one file, that of its first place.
 #pragma once
 
 #include <cstddef>
@@ -33,14 +33,14 @@ struct PipelineLayer {
   std::vector<PipelineTensor> tensors;  // in the file's order
 };
 
-// What comes in front of the names in layers' files: "4.", "tied_modules.embed.".
+// The prefixes of names in layers' files: "4.", "tied_modules.embed.".
 class LayerFronts {
  public:
   // `names` as open_pipeline_layers has them; those of no layer are passed over.
   explicit LayerFronts(const std::vector<std::string>& names);
 
-  // Of the layer that has `keys` in its file. To be asked layer by layer, by rising `index`: where
-  // several tied modules fit, they come in the order of the layers.
+  // The prefix of the layer that has `keys` in its file. Call it layer by layer, by rising `index`:
+  // if several tied modules fit, they come in the order of the layers.
   std::string front_for(uint32_t index, const std::vector<std::string>& keys);
   const KeyedSet<std::string>& names() const { return names_; }
 
@@ -62,10 +62,10 @@ class LayerFronts {
 // The names of the tensors in a layer's file, also of those without values.
 std::vector<std::string> names_in_layer(const Shard& shard);
 
-// Opens the layers' files into draft.module_shards; none are no error. `names` are those of the
-// parameters and buffers that the model-states files list, in their order: they say which layers
-// are tied, and every one has to be in a layer. Throws InconsistentError that names what is
-// missing.
+// Opens the layers' files into draft.module_shards; it is no error if there are none. The `names`
+// are those of the parameters and buffers that the model-states files list, in their order. They
+// say which layers are tied, and every one has to be in a layer. Throws InconsistentError that
+// names what is missing.
 std::vector<PipelineLayer> open_pipeline_layers(CheckpointDraft& draft,
                                                 const std::vector<std::string>& names);
 

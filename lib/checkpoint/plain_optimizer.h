@@ -1,6 +1,6 @@
-// The optimizer of a run without ZeRO, which says of nothing whose it is: masters are told by the
-// 16-bit copies that they round to, states by the order of the parameters.
-// Source: deepspeed/runtime/fp16/unfused_optimizer.py (fp32_groups), fused_optimizer.py
+// The optimizer of a run without ZeRO, whose file does not assign its tensors to parameters.
+// Masters are recognised by the 16-bit copies that they round to, states by the order of the
+// parameters. Source: deepspeed/runtime/fp16/unfused_optimizer.py (fp32_groups), fused_optimizer.py
 // (fp32_groups_flat), torch/optim/optimizer.py state_dict.
 #pragma once
 
@@ -23,10 +23,10 @@ struct PlainOptimizer {
   bool states_assigned = true;
 };
 
-// Finds out which of `params`, the tensors of the model that are no buffers, in the model's order,
-// belong to `optimizer`, a dict of `shard`; without one all are taken to be trained. States only if
-// `draft` wants them. Sets facts.optimizer_wrapper and adds notes. Throws InconsistentError for a
-// master that no parameter is the rounding of.
+// Finds the `params` that belong to `optimizer`, a dict of `shard`. Takes as `params` the tensors
+// of the model that are no buffers, in the model's order. Without an optimizer all are taken to be
+// trained. Reads states only if `draft` wants them. Sets facts.optimizer_wrapper and adds notes.
+// Throws InconsistentError for a master that no parameter is the rounding of.
 PlainOptimizer read_plain_optimizer(
     CheckpointDraft& draft, const Shard& shard, const Fields* optimizer,
     const std::vector<std::pair<std::string, TensorSource>>& params);

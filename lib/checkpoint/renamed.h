@@ -27,9 +27,10 @@ struct RenamedParam {
   std::vector<size_t> inputs;
 };
 
-// What `params` become, in the order of the first of each. Param::alias_of is the name of another
-// one of `params`, in either. What is made of tied parameters alone is tied likewise. `options`:
-// what has renamed, for errors. Throws as Checkpoint::renamed, but where no rule fits.
+// The parameters that `params` become, in the order of the first input of each. Param::alias_of is
+// the name of another one of `params`, in both lists. A result of tied parameters alone is tied
+// likewise. `options`: the cause of the renaming, for errors. Throws as Checkpoint::renamed, except
+// if no rule fits.
 std::vector<RenamedParam> renamed_params(std::span<const Param> params, KeyMap& rules,
                                          const std::string& options);
 
@@ -43,16 +44,16 @@ void read_renamed(CheckpointDraft& draft, const Checkpoint& base, KeyMap& rules)
 std::vector<WeightsTensor> renamed_weights(const Weights& weights, const WeightNames& names,
                                            std::vector<std::string>& notes);
 
-// What a file has under a key, changed; nullopt: nothing is to be changed.
+// The changed value of a file's key; nullopt: no change.
 using ChangeValue =
     std::function<std::optional<pickle::Value>(std::string_view key, const pickle::Value& saved)>;
 
-// A model-states file of a checkpoint that was renamed, by the new names, with what `change` has
-// for other keys. Throws UnsupportedError for what cannot be had of its tensors.
+// A model-states file of a renamed checkpoint, with the new names, and with the values of `change`
+// for other keys. Throws UnsupportedError for tensors whose values are not available.
 void lay_out_renamed(PlanBuilder& plan, const Checkpoint& checkpoint, const CheckpointFile& file,
                      std::string path, const ChangeValue& change);
 
-// For who writes files of DeepSpeed: only parameters that data-parallel ranks have whole can get
+// For writers of DeepSpeed's files: only parameters that data-parallel ranks have whole can get
 // other names. Throws UnsupportedError.
 void refuse_renamed_slices(const Checkpoint& checkpoint);
 

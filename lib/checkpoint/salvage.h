@@ -1,9 +1,9 @@
-// Salvage: what can be read of a checkpoint when files of some ranks are lost.
+// Salvage: reading a checkpoint when files of some ranks are lost.
 //
-// The files of all ranks say the same of what there is; only the numbers differ. So another rank's
-// file stands in for a lost one, under an id and a name of its own, and readers go on as if it were
-// there. Parameters that turn out to have elements in a stand-in are incomplete and are left out:
-// nothing of it is ever taken for the lost rank's.
+// The files of all ranks list the same entries; only the numbers differ. So another rank's file
+// stands in for a lost one, under its own id and name, and readers continue normally. Parameters
+// with elements in a stand-in are incomplete and are left out. No number of a stand-in is ever
+// taken for the lost rank's.
 #pragma once
 
 #include <string>
@@ -14,10 +14,10 @@
 
 namespace dsckpt {
 
-// Opens `found`, the files there are of the ranks' of one kind, and a stand-in for each of
-// `missing` and for each that cannot be read: another of the same mp rank. By mp rank and
-// data-parallel rank. Adds what is lost to the draft. Throws InconsistentError for an mp rank of
-// which nothing is left.
+// Opens `found`, the existing files of one kind. Opens a stand-in for each of `missing` and for
+// each file that cannot be read: another file of the same mp rank. The result is by mp rank and
+// data-parallel rank. Adds the lost files to the draft. Throws InconsistentError for an mp rank
+// with no file left.
 std::vector<Shard> open_with_stand_ins(CheckpointDraft& draft, const std::vector<ShardFile>& found,
                                        const std::vector<ShardName>& missing);
 
@@ -32,8 +32,8 @@ Shard open_first_readable(InputFiles& inputs, const std::vector<ShardFile>& file
 // As many elements of a lost file; nobody knows where they were in it.
 TensorSource lost_elements(const Shard& lost, DType dtype, uint64_t count);
 
-// Moves parameters of draft.params that have elements in lost files to draft.incomplete. Of equal
-// copies, those that lie in lost files are left out.
+// Moves parameters of draft.params that have elements in lost files to draft.incomplete. Equal
+// copies that lie in lost files are left out.
 void drop_incomplete(CheckpointDraft& draft);
 
 }  // namespace dsckpt

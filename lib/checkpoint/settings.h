@@ -8,8 +8,9 @@
 
 namespace dsckpt {
 
-// A copy of a setting of `archive`: a number, a text, None, a tensor of one element as a number,
-// and tuples and lists of such, as far as optimizers nest them. nullopt for anything else.
+// A copy of a setting of `archive`. It may be a number, a text, None, or a tensor of one element,
+// copied as a number. It may be tuples and lists of such, as far as optimizers nest them. Returns
+// nullopt for anything else.
 std::optional<pickle::Value> copy_setting(pickle::Document& document, const TorchArchive& archive,
                                           const pickle::Value& value);
 

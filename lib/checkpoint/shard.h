@@ -24,7 +24,7 @@ struct Shard {
   std::filesystem::path path;
   std::string display;  // the file, for messages
   TorchArchive archive;
-  // Whether this file is lost, and `archive` is another rank's in its place (salvage.h).
+  // True if this file is lost, and `archive` is another rank's in its place (salvage.h).
   bool lost = false;
 
   Where where(std::string_view member = {}) const {
@@ -40,9 +40,9 @@ struct UnreadableShard {
 
 // Opens `files`, several at a time; the result is in their order. Names are shown relative to
 // `root`. A zip remembers the name it was saved under: InconsistentError for a file that carries
-// the name of another rank. If several files are bad, the error is that of the first in order; with
-// `unreadable` there is none: bad files go there. `pickles`: those that were parsed before, and
-// these.
+// the name of another rank. If several files are bad, the error is that of the first in order. With
+// `unreadable` there is no error: bad files go there. The `pickles` are those that were parsed
+// before, and these.
 std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>& files,
                                const std::filesystem::path& root,
                                std::vector<UnreadableShard>* unreadable = nullptr,
@@ -81,9 +81,9 @@ class Fields {
 // An int, or an object of an int enum class made from one. Throws CorruptError.
 int64_t integer_of(const pickle::Value& value);
 
-// True if both are made of equal numbers, texts and containers. Tensors are not compared, nor what
-// lies deeper than a sane setting does, nor more than `left` values, which are counted down; a long
-// text counts as several.
+// True if both are made of equal numbers, texts and containers. Tensors are not compared, nor
+// values deeper than any sane setting. At most `left` values are compared, which are counted down;
+// a long text counts as several.
 bool same_plain_data(const pickle::Value& a, const pickle::Value& b, int& left);
 bool same_plain_data(const pickle::Value& a, const pickle::Value& b);
 
@@ -91,7 +91,7 @@ bool same_plain_data(const pickle::Value& a, const pickle::Value& b);
 // walking through it all would never end.
 inline constexpr int kMaxPlainValues = 1 << 20;
 
-// As how many of them a text counts, besides one.
+// The number of values that a text counts as, besides one.
 inline int further_values_of(std::string_view text) {
   constexpr size_t kBytesOfValue = 64;
   return static_cast<int>(std::min<size_t>(text.size() / kBytesOfValue, kMaxPlainValues));

@@ -25,7 +25,7 @@ class SharedList {
   bool empty() const { return size() == 0; }
   const T& operator[](size_t index) const { return (*items_)[index]; }
 
-  // Whether they are one list.
+  // True if they are one list.
   bool is(const SharedList& other) const { return items_ == other.items_; }
   bool operator==(const SharedList& other) const {
     return is(other) || std::equal(begin(), end(), other.begin(), other.end());

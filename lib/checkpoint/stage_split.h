@@ -1,5 +1,6 @@
-// Which layers each stage of a pipeline has, where no file says it: without ZeRO the optimizers of
-// the stages have no names, but as many parameters, of the same shapes, as the layers of the stage.
+// Finds the layers of each pipeline stage if no file names them. Without ZeRO the optimizers of the
+// stages have no names. They have as many parameters, of the same shapes, as the layers of the
+// stage.
 #pragma once
 
 #include <optional>
@@ -22,10 +23,10 @@ struct StageSplit {
 };
 
 // `optimizers` of the stages, those of their first tensor-parallel rank; nullopt if a stage has
-// none. A layer that several stages share gets the name of a tied module, as far as
-// universal_checkpoint_info or buffers tell its key, in `layers`; a note says if they do not.
-// draft.facts.states becomes StatesTold::no where not `known`. Throws UnsupportedError if masters
-// would be lost by that.
+// none. A layer that several stages share gets the name of a tied module in `layers`, if
+// universal_checkpoint_info or buffers tell its key. A note says if they do not. Sets
+// draft.facts.states to StatesTold::no if not `known`. Throws UnsupportedError if masters would be
+// lost by that.
 StageSplit split_stages(CheckpointDraft& draft,
                         const std::vector<std::optional<Fields>>& optimizers,
                         std::vector<PipelineLayer>& layers,

@@ -22,7 +22,7 @@ struct ModelEntry {
   std::string place = {};  // the same text: the same elements, of a tied parameter; "": of no other
 };
 
-// What an optimizer keeps for a parameter, as its state_dict calls that: by its name or number.
+// The entry of an optimizer for a parameter, which its state_dict calls by name or number.
 struct OptimizerEntry {
   std::vector<ParamState> tensors = {};  // of the parameter's shape
   std::vector<WholeState> others = {};
@@ -44,22 +44,23 @@ struct OptimizerDict {
 std::vector<OptimizerDict::Group> optimizer_groups(const TorchArchive& archive,
                                                    const pickle::Value& state_dict);
 
-// Fills params, groups and facts. Parameters that the optimizer has by numbers get these by
-// `param_names`, or else by the order that the user knows (names_of_numbers), or that of `model` if
-// it is `in_order`, as a state_dict is and a file of safetensors not; where none tells, the states
-// are left out with a note. Without an optimizer (nullptr) all floating tensors count as trained.
-// Throws InconsistentError for a name that the model has not.
+// Fills params, groups and facts. If the optimizer numbers its parameters, names come from
+// `param_names`, or else from the order that the user knows (names_of_numbers). The next source is
+// the order of `model` if it is `in_order`, as a state_dict is and a file of safetensors not. If
+// none tells, the states are left out with a note. Without an optimizer (nullptr) all floating
+// tensors count as trained. Throws InconsistentError for a name that the model has not.
 void read_state_dicts(CheckpointDraft& draft, std::vector<ModelEntry> model,
                       const OptimizerDict* optimizer, bool in_order = true);
 
-// For who needs the states of an optimizer that numbers its parameters; with the ways to name them.
+// The error for callers that need the states of an optimizer that numbers its parameters. It lists
+// the ways to name them.
 UnsupportedError unnamed_states(const std::filesystem::path& folder);
 
-// Whether a tensor is a buffer of torch's batch norm, by its name.
+// True if a tensor is a buffer of torch's batch norm, by its name.
 bool is_batch_norms(std::string_view name);
 // In the order of Checkpoint::params().
 void sort_params(std::vector<Param>& params);
-// Says that so many tensors count as frozen by their type alone.
+// Adds a note that `count` tensors count as frozen by their type alone.
 void note_told_by_type(CheckpointDraft& draft, size_t count);
 
 // Options that are for shards of DeepSpeed; `what` the folder is instead.

@@ -1,4 +1,4 @@
-// How the slices of tensor-parallel ranks go together where the user says it.
+// The user's rules that join the slices of tensor-parallel ranks.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct TpRule {
   How how = How::replicated;
 
   // "REGEX=cat:0", "=cat:1", "=replicated", "=average" or "=sum"; the last '=' counts. Throws
-  // UsageError for anything else; whether the pattern is one is UniversalInfo's business.
+  // UsageError for anything else; UniversalInfo checks the pattern.
   static TpRule parse(std::string_view text);
 };
 

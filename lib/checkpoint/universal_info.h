@@ -1,5 +1,5 @@
-// The rules by which the slices of tensor-parallel ranks make one parameter: what a checkpoint's
-// `universal_checkpoint_info` says. deepspeed/checkpoint/ds_to_universal.py merge_tp_slices.
+// The rules that join the slices of tensor-parallel ranks into one parameter, from a checkpoint's
+// `universal_checkpoint_info`. Source: deepspeed/checkpoint/ds_to_universal.py merge_tp_slices.
 #pragma once
 
 #include <cstddef>
@@ -24,14 +24,15 @@ class UniversalInfo {
  public:
   class Rule;
 
-  // Only the user's rules; what has none is cut along dimension 0. Throws UsageError for patterns
-  // that RE2 cannot compile.
+  // Only the user's rules; a parameter without one is cut along dimension 0. Throws UsageError for
+  // patterns that RE2 cannot compile.
   explicit UniversalInfo(const std::vector<TpRule>& user_rules = {});
   // Reads the `universal_checkpoint_info` of a model-states file. Throws CorruptError, which names
-  // the field, for what has the wrong kind or is negative; UnsupportedError for an affine map of a
-  // version above 1, for parameters that autotp_unsupported_parameter_patterns names, with its
-  // reasons, and for patterns that RE2 cannot compile, such as look-around. Where one of
-  // `user_rules` fits it decides, but for parameters that have an affine map.
+  // the field, for values that are of the wrong kind or negative. Throws UnsupportedError for an
+  // affine map of a version above 1. Throws it, with the reasons there, for parameters that
+  // autotp_unsupported_parameter_patterns names. Throws it as well for patterns that RE2 cannot
+  // compile, such as look-around. If one of `user_rules` fits it decides, except for parameters
+  // that have an affine map.
   static UniversalInfo read(const Fields& info, const std::vector<TpRule>& user_rules = {});
   UniversalInfo(UniversalInfo&&) noexcept;
   UniversalInfo& operator=(UniversalInfo&&) noexcept;
@@ -40,32 +41,32 @@ class UniversalInfo {
   // universal_checkpoint_version; 0 if there is none.
   double version() const;
 
-  // How the slices of parameter `name` go together. `slice_shapes` are the shapes that the
-  // tensor-parallel ranks have of it, in rank order; a slice can be empty. The first of these that
-  // is for the name decides: affine map, replicated, averaged, two sub-parameters, sub-parameters,
-  // and else a concatenation, along dimension 1 if it is row parallel and 0 if not. Throws, with
-  // file and parameter, InconsistentError for slices that do not fit the rule or one another and
-  // for two patterns of one list that match; CorruptError for a rule that contradicts itself;
+  // The rule that joins the slices of parameter `name`. The tensor-parallel ranks' shapes are in
+  // `slice_shapes`, in rank order; a slice can be empty. The first entry for the name decides:
+  // affine map, replicated, averaged, two sub-parameters, sub-parameters. Without one it is a
+  // concatenation, along dimension 1 if it is row parallel and 0 if not. All errors name file and
+  // parameter. Throws InconsistentError for slices that do not fit the rule or one another, and for
+  // two patterns of one list that match. Throws CorruptError for a rule that contradicts itself,
   // UnsupportedError as AffineAssembly does.
   Rule rule_for(const std::string& name, const std::vector<Shape>& slice_shapes);
 
-  // Whether anything says how the slices of `name` go together; if not, rule_for() takes it to be
-  // cut along dimension 0, as DeepSpeed does.
+  // True if there is a rule for the slices of `name`. If not, rule_for() takes it to be cut along
+  // dimension 0, as DeepSpeed does.
   bool has_rule(const std::string& name) const;
-  // The rule of a parameter that is the same on all ranks, whatever else is said of it.
+  // The rule of a parameter that is the same on all ranks, whatever other rules say.
   static Rule replicated(const std::string& name, const std::vector<Shape>& slice_shapes);
 
-  // Counts what the file says of `name` as used: it goes together otherwise.
+  // Counts the file's rules for `name` as used: it is joined in another way.
   void pass_over(const std::string& name);
   // The user's patterns that no rule_for() call so far has used.
   std::vector<std::string> unused_user_rules() const;
   // The file's patterns that no rule_for() call so far has used, in the order in which they were
   // read. DeepSpeed's strict check wants none, if there was any parameter. Patterns of
-  // pipeline_replicated_parameter_patterns and of the affine map are not among them; those that an
-  // affine map takes the place of count as used.
+  // pipeline_replicated_parameter_patterns and of the affine map are not among them. Patterns that
+  // an affine map replaces count as used.
   std::vector<std::string> unused_patterns() const;
 
-  // Whether pipeline stages after the first have mere copies of the parameter, to be left out.
+  // True if pipeline stages after the first have mere copies of the parameter, to be left out.
   bool is_pipeline_replicated(const std::string& name) const;
 
  private:
@@ -77,14 +78,14 @@ class UniversalInfo {
 // Immutable, any thread; outlives the UniversalInfo.
 class UniversalInfo::Rule {
  public:
-  // The keys beside `param`. vocab_rows is set if a vocabulary pattern matches: merge() keeps the
-  // padding, the caller cuts it off with narrow(0, 0, vocab_rows).
+  // The keys beside `param`. If a vocabulary pattern matches, vocab_rows is set. Then merge() keeps
+  // the padding, and the caller cuts it off with narrow(0, 0, vocab_rows).
   const UniversalForm& form() const { return form_; }
-  // Of what merge() returns.
+  // The shape of the result of merge().
   const Shape& shape() const { return shape_; }
-  // `slices` in rank order, shaped as rule_for() was told, else InconsistentError. `state` is
-  // "fp32", "exp_avg" ...: it is named in the error of copies that turn out to differ. States of
-  // what is summed are copies: each rank's part has the gradient of the sum.
+  // Takes `slices` in rank order, of the shapes given to rule_for(), else throws InconsistentError.
+  // The `state` is "fp32", "exp_avg" ...: the error for copies that differ names it. States of
+  // summed parameters are copies: each rank's part has the gradient of the sum.
   TensorSource merge(std::vector<TensorSource> slices, std::string_view state) const;
 
  private:

@@ -1,7 +1,7 @@
 // Universal checkpoints of models that were split over pipeline stages, tensor-parallel or
-// expert-parallel ranks: what the files of all ranks say of the whole model.
+// expert-parallel ranks. The files of all ranks together describe the whole model.
 //
-// The folder has whole parameters, each under the name it has in a model that is not split; the
+// The folder has whole parameters, each under its name in a model that is not split. The
 // model-states files have those of a rank: its stage's, its slices, its local experts.
 #pragma once
 
@@ -29,17 +29,17 @@ class SplitModel {
   // Borrows all. `models` are those of all ranks, by mp rank.
   SplitModel(const CheckpointDraft& draft, const RankModels& models, const Folders& folders);
 
-  // The trained parameters by group with the shapes they have on the first rank that has them, in
-  // the order of the pipeline's stages; all experts in the place of the local ones. At stage 0,
-  // where no file says them, all that have a state beside the master, or, if none has, everything.
+  // The trained parameters by group, in the order of the pipeline's stages. Their shapes are those
+  // on the first rank that has them. All experts are in the place of the local ones. At stage 0 no
+  // file lists them: they are all that have a state beside the master, or, if none has, everything.
   std::vector<NamedShapes> trained() const;
   // The shape of trained parameter `name`, of which a rank has `local` and its file `stored`.
-  // Tensor-parallel slices, experts and vocabularies are what the file says; else it is `local`.
+  // Tensor-parallel slices, experts and vocabularies have the file's shape; others have `local`.
   // Throws InconsistentError if they cannot be of one parameter.
   Shape whole_shape(const std::string& name, const Shape& local, const Shape& stored,
                     bool is_vocabulary) const;
-  // draft.params of `owned`, whose forms are `forms`, and of what else there is: buffers, frozen
-  // and tied parameters. What `value_of` gives is the value in the file of a parameter.
+  // Fills draft.params from `owned`, whose forms are `forms`, and from buffers, frozen and tied
+  // parameters. The function `value_of` gives the value in the file of a parameter.
   void add_params(CheckpointDraft& draft, std::vector<OwnedParam> owned,
                   const std::map<std::string, UniversalForm>& forms,
                   const std::function<TensorSource(const Shard&)>& value_of) const;

@@ -28,9 +28,9 @@ struct WeightsIndex {
 // themselves. Empty if there are none.
 std::vector<std::filesystem::path> find_weights(const std::filesystem::path& folder);
 bool is_weights_index(const std::filesystem::path& path);
-// Whether a file is called as frameworks call their weights, or the index of them.
+// True if a file has a name that frameworks give to weights, or to their index.
 bool is_weights_name(const std::filesystem::path& path);
-// Throws IoError, and CorruptError for what is no index.
+// Throws IoError, and CorruptError if the file is no index.
 WeightsIndex read_weights_index(const std::filesystem::path& path);
 
 // The files that make a checkpoint of the weights beside them.
@@ -38,15 +38,15 @@ enum class Beside : uint8_t {
   shards,     // and `latest`: people keep the model's own files beside a checkpoint
   optimizer,  // an optimizer's file too (StateKind::training), for who wants its states
 };
-// Whether `path` is no checkpoint but weights: a file, or a folder with weights that has nothing
-// else of a checkpoint. With a tag it is a checkpoint.
+// True if `path` is no checkpoint but weights: a file, or a folder with weights and no other part
+// of a checkpoint. With a tag it is a checkpoint.
 bool holds_only_weights(const std::filesystem::path& path, const std::string& tag, Beside beside);
-// The same where a checkpoint is expected: a file has to have a name as weights have it, and shards
-// are none.
+// The same where a checkpoint is expected: a file must have a name that weights have, and shards
+// are no weights.
 bool is_weights_input(const std::filesystem::path& path, const std::string& tag, Beside beside);
 
-// Files of `paths` that others of them name and that are not stored: of "model-00001-of-00003.x"
-// those of the other numbers, in the same folder. By path.
+// Missing files that names in `paths` imply: for "model-00001-of-00003.x" those of the other
+// numbers, in the same folder. By path.
 std::vector<std::filesystem::path> missing_siblings(
     const std::vector<std::filesystem::path>& paths);
 
@@ -65,24 +65,24 @@ class Weights {
   static bool probe(const std::filesystem::path& path);
 
   struct Options {
-    // What is in a file counts by its content: of a whole training the model alone, without the key
-    // that its state_dict has there; a shard of DeepSpeed is none. Else every tensor is taken, for
-    // who looks at files.
+    // If true, a file counts by its content. From a whole training only the model is taken, without
+    // the key that its state_dict has there; a shard of DeepSpeed holds no weights. If false, every
+    // tensor is taken, for callers that look at files.
     bool of_model = false;
     std::string model = {};      // of several models in a file the key of one
     bool allow_missing = false;  // go on without files that are missing: missing()
   };
 
-  // Opens a file of torch.save or safetensors with whatever tensors it has, or a folder: with the
-  // first there is of model.safetensors, its .index.json, pytorch_model.bin and its .index.json
-  // (transformers' order), the same of adapter_model and diffusion_pytorch_model, or else one
-  // *.index.json, or else all its *.safetensors, or else all *.bin of a number. A file of a number
-  // ("-00001-of-00002") means all of them. Throws IoError; what opening the files throws;
-  // CorruptError for an index that is none; InconsistentError for files that an index or the number
-  // of others names and that are not there (all of them in one message), for a shard of DeepSpeed,
-  // for tensors that it says are elsewhere, and for names that are in two files. Files whose
-  // headers say so have chunks of tensors, which are put together (weights_chunks.h, with what it
-  // throws).
+  // Opens a file of torch.save or safetensors with all its tensors, or a folder. In a folder, takes
+  // the first of model.safetensors, its .index.json, pytorch_model.bin and its .index.json
+  // (transformers' order). Then come the same of adapter_model and diffusion_pytorch_model. The
+  // last choices are, in turn, one *.index.json, all *.safetensors, and all *.bin with a number. A
+  // file with a number ("-00001-of-00002") means all of them. Throws IoError, the errors of opening
+  // the files, and CorruptError for an index that is none. Throws InconsistentError for missing
+  // files that an index or other numbers imply (all of them in one message). Throws it also for a
+  // shard of DeepSpeed, for tensors that it says are elsewhere, and for names that are in two
+  // files. Files whose headers say so have chunks of tensors, which are put together
+  // (weights_chunks.h, with its errors).
   static Weights open(InputFiles& inputs, const std::filesystem::path& path,
                       const Options& options);
 

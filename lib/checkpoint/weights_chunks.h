@@ -1,4 +1,4 @@
-// Weights that every rank has written its own part of, as safetensors: torch's
+// Weights in safetensors files, of which every rank has written its own part: torch's
 // HuggingFaceStorageWriter with save_distributed.
 //
 // torch/distributed/checkpoint/filesystem.py _write_files_from_queue, hf_storage.py read_metadata,
@@ -15,7 +15,7 @@
 
 namespace dsckpt {
 
-// Whether the header says where its tensors belong in larger ones.
+// True if the header says where its tensors belong in larger ones.
 bool has_chunks(const SafetensorsFile& file);
 
 // The chunks of all files of a folder.

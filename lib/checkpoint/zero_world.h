@@ -1,7 +1,7 @@
 // ZeRO worlds: the ranks that cut one set of parameters between them.
 //
 // Without model parallelism a checkpoint is one world. With it, every pipeline stage and
-// tensor-parallel rank is a world of its own, whose files carry its number as mp_rank; parameters
+// tensor-parallel rank is a world of its own, whose files carry its number as mp_rank. Parameters
 // of experts are cut over a part of a world's ranks.
 #pragma once
 
@@ -43,7 +43,7 @@ struct World {
   // The optimizer's, with the names of `owned`; empty where the files do not tell. Only with
   // OpenOptions::optimizer_states.
   std::vector<ParamGroup> groups = {};
-  // What its own files say, as Checkpoint::facts() and wrapper_state(). Only of native shards.
+  // Facts from its own files, as Checkpoint::facts() and wrapper_state(). Only for native shards.
   CheckpointFacts facts = {};
   ShardValue wrapper_state = {};
 };
@@ -59,7 +59,7 @@ struct Worlds {
 void keep_worlds(CheckpointDraft& draft, std::deque<ModelStates>& models,
                  const std::vector<World>& worlds);
 
-// What a rank of stage 3 has of each sub-group, one of `ranks`.
+// The part of each sub-group that a rank of stage 3 holds, one of `ranks`.
 std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard& optim,
                                           size_t ranks);
 
@@ -67,9 +67,9 @@ std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard&
 // neither owned nor frozen nor tied. Old releases lose frozen parameters so.
 void find_valueless(const World& world, CheckpointDraft& draft);
 
-// The parameter groups of stages 1 and 2: those of param_shapes, which round_robin_gradients has
-// ordered, each for its number in `ranks` (1: it has not). `settings` are the entries of
-// param_groups, if any, in `archive`.
+// The parameter groups of stages 1 and 2: those of param_shapes. Each was ordered by
+// round_robin_gradients for its number in `ranks` (1: it was not). The `settings` are the entries
+// of param_groups, if any, in `archive`.
 std::vector<ParamGroup> flat_param_groups(const ModelStates& model, std::span<const uint32_t> ranks,
                                           const TorchArchive& archive,
                                           std::span<const pickle::Value> settings);

@@ -21,14 +21,14 @@ struct ConversionContext {
   const std::vector<std::string>& from;  // the rule's patterns
   const std::vector<std::string>& to;
   const nlohmann::json& config;  // config.json
-  // Of the first result, where it is known: what the module has under its name.
+  // The module's shape for the first result, where it is known.
   const Shape* module_shape = nullptr;
   // Likewise of each of `to`, for "split".
   std::vector<const Shape*> module_shapes = {};
 };
 
 // Carries out `operation`, a list of its name and arguments as rules.jsonl has it. Throws
-// UnsupportedError for what does not fit: numbers of tensors, sizes that do not divide, a
+// UnsupportedError for wrong numbers of tensors, for sizes that do not divide, and for a
 // permutation of a tensor that lies in pieces.
 Collected convert(const nlohmann::json& operation, Collected tensors,
                   const ConversionContext& context);

@@ -1,10 +1,11 @@
 // Names on the hub and names in the module, for models of the transformers library.
 //
-// Since its release 5 modules have other names, and other tensors, than files on the hub:
-// "mlp.experts.gate_up_proj" [experts, 2 * inner, hidden] is there "mlp.experts.0.gate_proj.weight"
-// and so on. What save_pretrained writes is the hub's, for a model that was made of its
-// configuration: core_model_loading.revert_weight_conversion. Its rules are data, rules.jsonl,
-// which scripts/make_names.py writes of an installed release (README.md here).
+// Since its release 5 modules have other names, and other tensors, than files on the hub. For
+// example, "mlp.experts.gate_up_proj" [experts, 2 * inner, hidden] is
+// "mlp.experts.0.gate_proj.weight" and so on there. For a model that was made from its
+// configuration, save_pretrained writes the hub's form:
+// core_model_loading.revert_weight_conversion. Its rules are data, rules.jsonl, which
+// scripts/make_names.py writes of an installed release (README.md here).
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,7 @@ struct ModelTensor {
   TensorSource source;
 };
 
-// What tensors of one side are on the other.
+// A tensor of one side, made from tensors of the other.
 struct RenamedTensor {
   std::string name;
   TensorSource source;
@@ -47,10 +48,10 @@ class HubNames {
     rules,
   };
 
-  // Of the text of a config.json, whatever it is. `any_release`: whatever release of transformers
-  // it names, it is never Known::older.
+  // Takes the text of a config.json, in any condition. `any_release`: known() is never
+  // Known::older, whatever release of transformers the text names.
   explicit HubNames(std::string_view config, bool any_release = false);
-  // By other rules than those that are built in, for tests; they have to live as long.
+  // Takes rules other than those that are built in, for tests; they have to live as long.
   HubNames(std::string_view config, bool any_release, std::string_view rules);
   ~HubNames();
   HubNames(HubNames&&) noexcept;
@@ -62,21 +63,21 @@ class HubNames {
   // For messages, where known() is no: "config.json names no class of model".
   const std::string& why_not() const;
 
-  // The first name that does not begin as the module's do: of something else, or of a model that
-  // lies in another one. nullptr if there is none. With Known::rules.
+  // The first name that does not begin as the module's do. It belongs to something else, or to a
+  // model that lies in another one. The result is nullptr if there is none. With Known::rules.
   const std::string* foreign_name(std::span<const ModelTensor> tensors) const;
 
   // The module's tensors as the hub has them, in their order. With Known::rules. Throws
-  // UnsupportedError that names the tensor for what the rules do not fit: sizes that do not divide,
-  // a tensor that is missing of several that become one, two tensors that would have one name, and
-  // permutations that would be read in very many pieces.
+  // UnsupportedError that names the tensor if the rules do not fit. Reasons are sizes that do not
+  // divide, and a missing tensor among several that become one. Others are two tensors that would
+  // have one name, and permutations that would be read in very many pieces.
   std::vector<RenamedTensor> to_hub(std::span<const ModelTensor> tensors) const;
 
-  // The shape that the module has of a name; nullptr if it has no such tensor, or is not known.
+  // The module's shape for a name; nullptr if it has no such tensor, or is not known.
   using ShapeOf = std::function<const Shape*(const std::string&)>;
-  // The hub's tensors as the module has them. nullopt unless to_hub() would make the same names of
-  // them again, so for names that are the module's already; without `shape_of` also where names
-  // alone do not tell the module's. With Known::rules. Throws as to_hub().
+  // The hub's tensors as the module has them. Returns nullopt unless to_hub() would give them the
+  // same names again; so it does for names that are already the module's. Without `shape_of` it
+  // also does if names alone do not tell the module's. With Known::rules. Throws as to_hub().
   std::optional<std::vector<RenamedTensor>> to_module(std::span<const ModelTensor> tensors,
                                                       const ShapeOf& shape_of) const;
 

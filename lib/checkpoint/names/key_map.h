@@ -1,9 +1,9 @@
 // Rules that give tensors other names, and cut and join them, from a file.
 //
 // A line is a rule, `REGEX => REPLACEMENT`; empty lines and those that begin with # say nothing.
-// The first rule whose RE2 pattern is found in a name replaces what it found, once, as Python's
-// re.sub with count=1 does: \1 to \9 are groups, \0 is all that was found. {\1-2} and {\1+2} are
-// the number in a group, less or more two. So
+// The first rule whose RE2 pattern is found in a name replaces the match once, as Python's re.sub
+// with count=1 does. In REPLACEMENT, \1 to \9 are groups, \0 is the whole match. And {\1-2} and
+// {\1+2} are the number in a group, less or more two. So
 //
 //   ^(\d+)\.fc => layers.{\1-1}.fc
 //
@@ -13,9 +13,9 @@
 //   \.gate_up_proj\. => .gate_proj., .up_proj. | chunk 0
 //   \.experts\.\d+\.w1\. => .experts.w1. | stack 0
 //
-// Tensors that get one name by such a rule are taken together: by the order of the patterns, and
-// those of one pattern by the number in which their names differ, from 0 on without a gap. The
-// operations are those of the hub's rules (conversion.h).
+// Tensors that get one name by such a rule are taken together, in the order of the patterns. Those
+// of one pattern are ordered by the number in which their names differ, from 0 on without a gap.
+// The operations are those of the hub's rules (conversion.h).
 #pragma once
 
 #include <functional>
@@ -36,12 +36,12 @@ class KeyMap {
   struct Rule;
 
  public:
-  // What becomes of one tensor, or of several together.
+  // The change of one tensor, or of several together.
   class Change {
    public:
     // Numbers of the tensors, in the order in which the rule takes them; one at least.
     const std::vector<size_t>& inputs() const { return inputs_; }
-    // Whether it gives a name and no more.
+    // True if it gives a name and no more.
     bool is_renaming() const;
     // "FILE:LINE" of a rule that gives more than a name, else "".
     const std::string& origin() const;
@@ -61,17 +61,17 @@ class KeyMap {
   };
 
   KeyMap();  // without rules: names stay
-  // Throws UsageError that names `origin` and the line for what is no rule.
+  // Throws UsageError that names `origin` and the line that is no rule.
   static KeyMap parse(std::string_view text, const std::string& origin);
   KeyMap(KeyMap&&) noexcept;
   KeyMap& operator=(KeyMap&&) noexcept;
   ~KeyMap();
 
-  // Whether the rule that fits does more than to rename.
+  // True if the rule that fits does more than rename.
   bool converts(const std::string& name) const;
   // By the first input of each, in the order of `names`; two may give the same name. Throws
-  // UsageError for a group that is no number, or less than the number that is taken from it, and
-  // for tensors that are taken together, but are not numbered from 0 on. Borrows the rules.
+  // UsageError for a group that is no number, or less than the number that is subtracted. Throws it
+  // also for tensors that are taken together, but are not numbered from 0 on. Borrows the rules.
   std::vector<Change> changes(std::span<const std::string> names);
   // "FILE:LINE" of rules that fit no name.
   std::vector<std::string> unused() const;
@@ -88,7 +88,7 @@ class KeyMap {
 // Names that tensors get, each one only once.
 class NewNames {
  public:
-  // `options`: what an error says has renamed.
+  // `options`: the cause of the renaming, for errors.
   explicit NewNames(std::string options) : options_(std::move(options)) {}
   // `given` for a tensor called `name`. Throws UsageError for no name and for that of another.
   void add(const std::string& name, const std::string& given);
