@@ -32,8 +32,8 @@ struct BatchChoice {
 struct BatchPlan {
   uint32_t old_ranks = 0;
   uint32_t new_ranks = 0;
-  // Why nothing can be planned, where the configuration does not say the batch sizes, or says ones
-  // that do not fit the old ranks; all below is then empty. Else "".
+  // The reason why nothing can be planned: the configuration has no batch sizes, or they do not fit
+  // the old ranks. Everything below is then empty. Else "".
   std::string unknown = {};
 
   int64_t global = 0;  // that of the old run
@@ -41,15 +41,15 @@ struct BatchPlan {
   // All settings that keep it on the new ranks, by micro batch. Empty if the ranks do not divide
   // it.
   std::vector<BatchSetting> settings = {};
-  // Of those the one with the largest micro batch that is not larger than the old run's, since a
-  // larger one may not fit a GPU's memory. There always is one: a micro batch of 1.
+  // The one of `settings` with the largest micro batch that is not above the old run's. A larger
+  // one may not fit a GPU's memory. There always is one: a micro batch of 1.
   std::optional<BatchSetting> suggested = {};
   // If `settings` is empty: the next smaller and the next larger global batch that the new ranks
-  // divide, closest first, of two as close the smaller; each with the setting that would be
-  // suggested. No smaller one where there are more ranks than samples.
+  // divide. The closest comes first, or the smaller of two as close. Each has the setting that
+  // would be suggested. No smaller one where there are more ranks than samples.
   std::vector<BatchChoice> nearest = {};
 
-  // What to run: the old global batch where that is possible, else the nearest; nullopt if unknown.
+  // The batch to run: the old global batch if possible, else the nearest; nullopt if unknown.
   std::optional<BatchChoice> choice() const;
 };
 

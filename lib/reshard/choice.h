@@ -14,7 +14,7 @@
 
 namespace dsckpt {
 
-// What is decided, in this order; each may need what comes before.
+// The decisions, in this order; each may need those before it.
 enum class Step : uint8_t {
   source,     // nothing: what can be said of the checkpoint and the options alone
   release,    // the release of DeepSpeed that is to load it
@@ -41,7 +41,7 @@ struct Choice {
 
   // Whose files the new ones are laid out like.
   const RunFacts& reference() const { return like != nullptr ? *like : source; }
-  // Whether anything but `source` says what the new run is like.
+  // True if anything but `source` describes the new run.
   bool is_other_run() const { return options.ds_config || like != nullptr; }
   // The stage without --stage.
   int configured_stage() const {
@@ -49,7 +49,7 @@ struct Choice {
   }
   // Without ZeRO all ranks have everything, and the optimizer can be copied as it is.
   bool keeps_plain_optimizer() const;
-  // Whether the reference's files are of DeepSpeedZeroOptimizer and tell how it lays out.
+  // True if the reference's files are DeepSpeedZeroOptimizer's and tell its layout.
   bool layout_is_in_files() const;
   // Why the configuration that matters is not understood; "" if it is, or there is none.
   const std::string& config_error() const;
@@ -59,7 +59,7 @@ struct Choice {
   bool has_experts() const;  // in any group of the target
 };
 
-// What the new run has to look out for, in order, once everything is decided.
+// The notes for the new run, in order, once everything is decided.
 std::vector<std::string> notes_of(const Choice& choice);
 
 }  // namespace dsckpt

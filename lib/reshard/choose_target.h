@@ -10,12 +10,12 @@
 
 namespace dsckpt {
 
-// The target of a run that `source` is known of, or the run that `like` is known of if that is not
-// null (`options.like` is not looked at). A function of its arguments alone, which it borrows
-// strings and values of; `notes` gets what the new run has to look out for. Throws UsageError for
-// options that contradict each other or the checkpoint, UnsupportedError for what cannot be cut
-// anew or DeepSpeed could not load, InconsistentError for parameters that `like` has and the source
-// has not, or the other way round: see refusals.h.
+// The target for the run that `source` describes, or `like` if that is not null (`options.like` is
+// not looked at). It depends on its arguments alone, and borrows their strings and values. The
+// warnings for the new run are added to `notes`. Throws UsageError for options that contradict each
+// other or the checkpoint. Throws UnsupportedError for values that cannot be cut anew, or that
+// DeepSpeed could not load. Throws InconsistentError for parameters that only one of `like` and the
+// source has: see refusals.h.
 ReshardTarget choose_target(const RunFacts& source, const RunFacts* like,
                             const TargetOptions& options, std::vector<std::string>& notes);
 

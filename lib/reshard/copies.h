@@ -22,10 +22,11 @@ class RankFreeFiles {
   // ones that it did not read are opened. Throws as open_shards().
   RankFreeFiles(InputFiles& inputs, const Checkpoint& source);
 
-  // Throws InconsistentError that lists the files that `world`, of mp rank `mp_rank`, must have and
-  // the folder has not: layers by the names of its parameters and buffers (pipe/module.py
-  // ckpt_layer_path), experts by num_experts (engine.py _get_expert_ckpt_name). A tied layer's
-  // number is that of its first use, which nothing tells; it is looked for by what it holds.
+  // Throws InconsistentError that lists the files that `world`, of mp rank `mp_rank`, needs and the
+  // folder lacks. Layers follow from the names of its parameters and buffers (pipe/module.py
+  // ckpt_layer_path). Experts follow from num_experts (engine.py _get_expert_ckpt_name). A tied
+  // layer's number is that of its first use, which nothing tells; its file is found by its
+  // contents.
   void check(const Checkpoint& world, uint32_t mp_rank) const;
 
   // Adds each to `plan` as FOLDER/NAME.
@@ -37,7 +38,7 @@ class RankFreeFiles {
     std::filesystem::path path;
     const TorchArchive* archive;
   };
-  // That there are files of.
+  // The layers that have files.
   struct Layers {
     std::set<uint32_t> numbers;
     std::map<uint32_t, std::set<uint32_t>> experts;  // by layer

@@ -1,5 +1,5 @@
-// Experts under another number of expert-parallel ranks: which of them a rank has, and how it calls
-// them.
+// Experts under another number of expert-parallel ranks: which of them a rank has, and their names
+// there.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,9 @@ class ExpertNames {
   // `folder`: where the world's files are, for messages.
   ExpertNames(std::span<const Param> params, std::string folder);
 
-  // What expert-parallel rank `ep_rank` of `ep` has of the parameter that it calls `local`. Throws
-  // UsageError if `ep` does not divide the experts, UnsupportedError for what is no expert.
+  // The part of a parameter that expert-parallel rank `ep_rank` of `ep` has and calls `local`.
+  // Throws UsageError if `ep` does not divide the experts, UnsupportedError for a name that is no
+  // expert's.
   Param local(const std::string& local, uint32_t ep_rank, uint32_t ep) const;
   // The parameter of the checkpoint that it is, or is a part of.
   const Param& global(const std::string& local, uint32_t ep_rank, uint32_t ep) const;
@@ -63,7 +64,7 @@ class ExpertNames {
 
   std::string folder_;
   KeyedMap<std::string_view, const Param*> experts_;  // by name
-  // Of DeepSpeed's own, by what precedes the number.
+  // The counts of DeepSpeed's own experts, by the part of the name before the number.
   KeyedMap<std::string, int64_t> counts_;
 };
 

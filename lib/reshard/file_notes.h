@@ -1,4 +1,4 @@
-// What of a checkpoint has no place in the files of a target.
+// Notes on the parts of a checkpoint that have no place in the files of a target.
 #pragma once
 
 #include <string>

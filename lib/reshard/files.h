@@ -1,4 +1,4 @@
-// The files of a resharded checkpoint: what an engine of the target run would have saved itself.
+// The files of a resharded checkpoint, as an engine of the target run would have saved them.
 // Layouts: checkpoint/LAYOUTS.md.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace dsckpt {
 struct ReshardedGroup {
   uint32_t mp_rank = 0;
   uint32_t ep = 1;  // expert-parallel ranks, each of which has other parameters of it
-  // Of one expert-parallel rank:
+  // For one expert-parallel rank:
   size_t params = 0;
   uint64_t numel = 0;      // of all its parameters
   uint64_t partition = 0;  // that a rank has of it, padding included
@@ -26,8 +26,9 @@ struct ReshardedGroup {
 };
 
 // Adds the model-states and optimizer-states files of all ranks as FOLDER/NAME to `plan`. `source`
-// has to be open with its optimizer states. Adds notes on what of it has no place in the new files.
-// Throws UnsupportedError and InconsistentError for what cannot be cut anew faithfully.
+// has to be open with its optimizer states. Adds notes on its parts that have no place in the new
+// files. Throws UnsupportedError and InconsistentError for values that cannot be cut anew
+// faithfully.
 std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& source,
                                            const ReshardTarget& target, const std::string& folder,
                                            std::vector<std::string>& notes);
@@ -36,7 +37,7 @@ std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& 
 struct RankFiles {
   TorchArchiveWriter::Written model;
   std::optional<TorchArchiveWriter::Written> optimizer;  // not at stage 0
-  // Whether the trained parameters in `model` are the masters, rounded to their types.
+  // True if the trained parameters in `model` are the masters, rounded to their types.
   bool weights_are_masters = false;
 };
 

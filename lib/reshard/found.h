@@ -1,11 +1,12 @@
-// What a condition of refusals.h found.
+// The finding of a condition of refusals.h.
 #pragma once
 
 #include <string>
 
 namespace dsckpt {
 
-// What a condition found, where that is more than yes or no. Empty fields are as the row has them.
+// The finding of a condition, where it is more than yes or no. Empty fields are as the row has
+// them.
 struct Found {
   std::string tensor = {};  // which parameter is meant
   std::string text = {};    // what is wrong with it

@@ -1,4 +1,4 @@
-// Whether a target's parameter groups are those of the model, and of the run that it is like.
+// Checks that a target's parameter groups are those of the model, and of the run that it is like.
 // Conditions of refusals.h: each gives the first that is wrong.
 #pragma once
 
@@ -9,14 +9,14 @@
 
 namespace dsckpt {
 
-// Of source and `like`: both have to be of one model, and to train the same parameters.
+// The source and `like` must have one model, and train the same parameters.
 std::optional<Found> other_model(const Choice& choice);
 
 // Every parameter that is trained has to be in one group, and nothing else in any.
 std::optional<Found> wrong_member(const Choice& choice);
 
-// Under ZeRO from stage 0: parameters without states beside others with some. torch's own optimizer
-// also has the frozen parameters it was given, and nothing of them.
+// Under ZeRO from stage 0: parameters without states beside others with some. The reason is that
+// torch's own optimizer also lists the frozen parameters it was given, without states.
 std::optional<Found> stateless_member(const Choice& choice);
 
 // Stages 1 and 2: a flat vector cannot be empty. Stage 3 keeps a group of frozen parameters only,
@@ -27,11 +27,11 @@ std::optional<Found> empty_group(const Choice& choice);
 // be a parameter counts as one.
 std::optional<Found> frozen_or_buffer(const Choice& choice);
 
-// To stage 0: what ZeRO left out, and torch's own optimizer may have had.
+// To stage 0: parameters that ZeRO left out, and torch's own optimizer may have had.
 std::optional<Found> frozen_without_elements(const Choice& choice);
 
-// Stage 3: sub-groups of the reference's files that are not cut as the target's size says, so that
-// the new ones would not be as the engine cuts.
+// Stage 3: sub-groups of the reference's files that are not cut by the target's size. The new ones
+// would then differ from the engine's.
 std::optional<Found> other_sub_groups(const Choice& choice);
 
 }  // namespace dsckpt

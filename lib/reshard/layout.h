@@ -17,21 +17,21 @@
 
 namespace dsckpt {
 
-// What is asked of the checkpoint whose parameters are laid out.
+// The facts that are needed of the checkpoint whose parameters are laid out.
 struct LayoutSource {
   std::span<const Param> params;
   std::string folder = {};  // of the shards, for messages
   std::string file = {};    // the first model-states file
-  // Of that file; None where it has none.
+  // The `module` of that file; None where it has none.
   pickle::Value module = {};
   pickle::Value frozen_param_shapes = {};
-  // Whether frozen_param_shapes, if there, lists everything that is not trained. Else so does the
+  // True if frozen_param_shapes, if there, lists everything that is not trained. Else so does the
   // model.
   bool lists_all_frozen = false;
-  // Whether the run left frozen parameters out (exclude_frozen_parameters). What `module` has of
-  // them then is a second name of one, which no loader may be told to look for.
+  // True if the run left frozen parameters out (exclude_frozen_parameters). An entry of `module`
+  // for them is then a second name of one, which no loader may be told to look for.
   bool leaves_out_frozen = false;
-  // Whether its optimizer keeps states of whole parameters, in their shapes, as without ZeRO.
+  // True if its optimizer keeps states of whole parameters, in their shapes, as without ZeRO.
   bool has_whole_states = false;
 
   LayoutSource() = default;
@@ -75,8 +75,8 @@ class ReshardLayout {
   };
   using TensorOf = std::function<TensorSource(const Param&)>;
 
-  // Throws UnsupportedError for parameters that go into one tensor and have other states than each
-  // other, or states that cannot be cut; InconsistentError for parameters that are not in `module`.
+  // Throws UnsupportedError for parameters of one tensor whose states differ or cannot be cut.
+  // Throws InconsistentError for parameters that are not in `module`.
   ReshardLayout(const LayoutSource& source, const ReshardTarget& target);
 
   const std::vector<Group>& groups() const { return groups_; }
@@ -87,7 +87,7 @@ class ReshardLayout {
   // Parameters that the optimizer does not train, those first that the checkpoint calls so.
   const std::vector<const Param*>& frozen() const { return frozen_; }
 
-  // Stages 1 and 2. What rank `rank`'s partition of a group holds, in order.
+  // Stages 1 and 2. The contents of rank `rank`'s partition of a group, in order.
   std::vector<Slice> slices(const Group& group, uint32_t rank) const;
   // Elements of it in front of the padding at the vector's end.
   uint64_t real_part(const Group& group, uint32_t rank) const;
@@ -95,7 +95,7 @@ class ReshardLayout {
   TensorSource partition(const Group& group, uint32_t rank, bool padded,
                          const TensorOf& tensor_of) const;
 
-  // What rank `rank` has of the tensor that is made of `run`.
+  // The part of the tensor made of `run` that rank `rank` has.
   TensorSource of_run(const Run& run, uint32_t rank, const TensorOf& tensor_of) const;
   // The same of state number `i` of its parameters, in the form in which the optimizer keeps it.
   TensorSource state_of(const Run& run, uint32_t rank, size_t i) const;
@@ -105,7 +105,7 @@ class ReshardLayout {
  private:
   class Builder;
 
-  // Whether the optimizer has a tensor for each parameter.
+  // True if the optimizer has a tensor for each parameter.
   bool is_single() const;
   TensorSource whole_momenta(const Group& group, uint32_t rank, const TensorOf& tensor_of) const;
 

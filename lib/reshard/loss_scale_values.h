@@ -1,4 +1,4 @@
-// What wrappers save of the loss scaler.
+// The values of the loss scaler that wrappers save.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@ std::optional<pickle::Value> loss_scaler_value(const RankFile& file);
 std::optional<pickle::Value> dynamic_loss_scale_value(const RankFile& file);
 std::optional<pickle::Value> overflow_value(const RankFile& file);
 
-// Those of stage 0: the attributes of one that is made, with the numbers that the old wrapper has,
-// or that a run of the new precision starts with.
+// Those of stage 0: the attributes of a newly made scaler. Its numbers are the old wrapper's, or
+// the start values of a run of the new precision.
 pickle::Value scaler_state(const RankFile& file);
 
 }  // namespace dsckpt

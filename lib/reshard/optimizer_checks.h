@@ -1,5 +1,5 @@
-// Whether the new run's optimizer can go on with the states and hyper-parameters of the checkpoint.
-// Conditions of refusals.h.
+// Checks that the new run's optimizer can continue with the checkpoint's states and
+// hyper-parameters. Conditions of refusals.h.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace dsckpt {
 
-// Whether the new run has DeepSpeed's own Adam, as `like` or as its configuration says, which reads
+// True if the new run has DeepSpeed's own Adam, by `like` or by its configuration. This Adam reads
 // a hyper-parameter, bias_correction, that the checkpoint's groups do not have.
 bool is_torchs_adam_for_like(const Choice& choice);
 bool is_torchs_adam_for_config(const Choice& choice);

@@ -17,7 +17,7 @@
 
 namespace dsckpt {
 
-// What all files of a resharded checkpoint are made of. Immutable; borrows the checkpoint and the
+// The source of all files of a resharded checkpoint. Immutable; borrows the checkpoint and the
 // target.
 struct ShardSource {
   ShardSource(const Checkpoint& source, const ReshardTarget& new_run);
@@ -31,8 +31,8 @@ struct ShardSource {
   ShardValue wrapper;  // Checkpoint::wrapper_state
   // The ds_version of the new files; "" if none is known.
   std::string ds_version;
-  // Whether shapes are tuples: DeepSpeed saves models with experts through a helper that makes them
-  // of torch.Size.
+  // True if shapes are tuples: DeepSpeed saves models with experts through a helper that makes
+  // tuples of torch.Size.
   bool has_tuple_shapes;
 };
 
@@ -57,7 +57,7 @@ struct DictKey {
 // The dict of `keys`, in their order.
 pickle::Value dict_of(const RankFile& file, std::span<const DictKey> keys);
 
-// What the checkpoint's wrapper saved under `key`, as it is.
+// The value that the checkpoint's wrapper saved under `key`, as it is.
 std::optional<pickle::Value> carried(const RankFile& file, std::string_view key);
 
 // ds_config of the new run.

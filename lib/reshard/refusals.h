@@ -1,4 +1,4 @@
-// What is not resharded, and why: one table, in the order in which it is looked for.
+// The reasons to refuse a reshard: one table, in the order in which they are tested.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
-// What is known of a run from a checkpoint of it, as far as it decides what the files of another
-// run look like. Plain data: what pickles and file names say is read once.
+// Facts about a run from a checkpoint of it, as far as they shape the files of another run. Plain
+// data: pickles and file names are read once.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace dsckpt {
 
-// What the first of a checkpoint's model-states files holds.
+// The contents of the first of a checkpoint's model-states files.
 pickle::Value root_of(const Checkpoint& world);
 
 // Its param_shapes, or, of releases before 0.6, those in its first optimizer-states file. None of
@@ -61,7 +61,7 @@ class ParamIndex {
   KeyedMap<std::string_view, const Param*> by_name_;
 };
 
-// Whether the optimizer has stepped it, or keeps anything of it.
+// True if the optimizer has stepped it, or keeps any state of it.
 bool has_states(const Param& param);
 
 struct RunFacts {
@@ -70,7 +70,7 @@ struct RunFacts {
   std::string file;    // the first model-states file; "" of weights alone
   // Checkpoint::renamed_from, which its files are of.
   const Checkpoint* renamed_from = nullptr;
-  // Of a checkpoint of one world: its mp rank.
+  // For a checkpoint of one world: its mp rank.
   uint32_t mp_rank = 0;
 
   ParamIndex params;
@@ -84,8 +84,8 @@ struct RunFacts {
   bool has_base_step = false;
   // The type of the trained parameters in `module`; without such, of no meaning.
   DType param_dtype = DType::float32;
-  // Which of DeepSpeed's precisions was on, whatever type the model's own parameters have: names of
-  // files and wrappers tell, and the configuration where they do not.
+  // The precision of DeepSpeed that was on, whatever type the model's own parameters have. Names of
+  // files and wrappers tell it, else the configuration.
   Precision precision = Precision::fp32;
 
   // ds_config, if the files have it as a dict of which JSON can be made, and what it makes of an
@@ -99,7 +99,7 @@ struct RunFacts {
 // CorruptError for a tensor of `module` that is none.
 RunFacts run_facts(const Checkpoint& checkpoint);
 
-// What the saved run's ds_config says; nullopt if the files do not have it as a dict.
+// The saved run's ds_config; nullopt if the files do not have it as a dict.
 std::optional<nlohmann::ordered_json> saved_ds_config(const Checkpoint& checkpoint);
 
 }  // namespace dsckpt

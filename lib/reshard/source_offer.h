@@ -1,4 +1,5 @@
-// What a checkpoint offers to the files of a target: decided once, of what is known of both.
+// The parts that a checkpoint offers to the files of a target: decided once, from the facts of
+// both.
 #pragma once
 
 #include "checkpoint/checkpoint.h"

@@ -1,6 +1,6 @@
-// What each of the engine's wrappers saves of its optimizer: the keys of its state_dict() in their
-// order, and how their values are made for a rank of the target. One wrapper, or a family of them,
-// a file.
+// The optimizer values that each of the engine's wrappers saves: the keys of its state_dict() in
+// their order. Each key has the function that makes its value for a rank of the target. One
+// wrapper, or a family of them, a file.
 #pragma once
 
 #include <span>

@@ -34,7 +34,7 @@ struct TargetOptions {
   const Checkpoint* like = nullptr;
 };
 
-// Of one world: a pipeline stage and tensor-parallel rank, or all there is.
+// The target of one world: a pipeline stage and tensor-parallel rank, or the whole checkpoint.
 struct ReshardTarget {
   uint32_t dp = 1;
   uint32_t mp_rank = 0;
@@ -47,7 +47,7 @@ struct ReshardTarget {
   // parameters there are to have; nullopt: each its own.
   DType saved_param_dtype = DType::float32;
   std::optional<DType> param_dtype = {};
-  // Whether the loss scaler starts anew: that of another precision, or of a run from weights.
+  // True if the loss scaler starts anew: for another precision, or for a run from weights.
   bool new_loss_scaler = false;
   bool elastic = false;  // stages 1 and 2 without hyper-parameters
   bool round_robin = false;
@@ -57,14 +57,14 @@ struct ReshardTarget {
   std::vector<RunGroup> groups = {};
   // ds_config of the new files; nullopt: as in the old ones.
   std::optional<nlohmann::ordered_json> ds_config = {};
-  // The release that is to load it; nullopt: not known, and as of today. `ds_version` is what the
-  // files are to say, "" what the old ones do.
+  // The release that will load it; nullopt: unknown, and treated as of today. The new files name
+  // `ds_version`; "" keeps that of the old ones.
   std::optional<Release> release = {};
   std::string ds_version = {};
   // The new run's configuration as far as it is known.
   EngineConfig engine = {};
 
-  // Whether the parameters of a group are one flat vector, cut over the ranks.
+  // True if the parameters of a group are one flat vector, cut over the ranks.
   bool is_zero12() const { return stage == 1 || stage == 2; }
 };
 
