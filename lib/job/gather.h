@@ -17,7 +17,7 @@
 
 namespace dsckpt {
 
-// What plans are validated against.
+// The inputs that plans are validated against.
 std::vector<PlannedInput> planned_inputs(const InputFiles& inputs);
 
 // Output number i of it is sources[i], row-major.
@@ -48,8 +48,8 @@ class CheckedRecords {
   std::set<std::pair<FileId, uint64_t>> checked_;       // by offset
 };
 
-// gather() with the records that the plan reads whole checked, or with `all` each that it reads a
-// byte of, if `checked` does not have it.
+// As gather(), and checks the records that the plan reads whole. With `all`, checks each record
+// that it reads a byte of, if `checked` does not have it.
 void gather_checked(const CopyPlan& plan, const InputFiles& inputs,
                     std::span<const std::span<std::byte>> outs, bool all, CheckedRecords& checked,
                     Progress& progress);

@@ -1,4 +1,5 @@
-// What an optimizer keeps once for a group of parameters, as torch's optimizers have it.
+// The values that an optimizer keeps once for a group of parameters, as torch's optimizers have
+// them.
 #pragma once
 
 #include <functional>
@@ -34,14 +35,14 @@ struct HyperParameter {
   std::function<pickle::Value(TorchArchiveWriter&)> value;  // for an archive of the output
 };
 
-// Whether an optimizer with these states is an Adam.
+// True if an optimizer with these states is an Adam.
 bool is_adam(const std::vector<ParamState>& states);
 
-// For who needs the groups, where the files do not tell them.
+// The error for callers that need the groups, if the files do not tell them.
 UnsupportedError unknown_groups(const Checkpoint& checkpoint, const std::string& hint);
 
-// What a program has to build before it loads an optimizer: "2 groups of 16 and 9 parameters". Of
-// at least one group.
+// The groups that a program has to build before it loads an optimizer: "2 groups of 16 and 9
+// parameters". There must be at least one group.
 std::string groups_text(const std::vector<ParamGroup>& groups);
 
 // The learning rate that a group has, and that it began with, as `initial_lr` says it.
@@ -55,8 +56,8 @@ GroupRates rates_of(const Checkpoint& checkpoint, const ParamGroup& group);
 // Those that the checkpoint has, but for `params`; `betas` as a tuple, a tensor of one number as
 // that number; `initial_lr` where the files have none. Then, with torch's defaults, what the
 // optimizers of torch 2.13 want besides: of an Adam `amsgrad` and `decoupled_weight_decay` too,
-// which is what the configuration says. None if the files have none. Gives a note of what is no
-// plain data, and of what torch's optimizer does not do as this one did. `plain`: one for all
+// which is what the configuration says. None if the files have none. Adds notes on values that are
+// no plain data, and on behaviour that torch's optimizer does not share. `plain`: one for all
 // groups. The checkpoint has to outlive the result.
 std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const ParamGroup& group,
                                              bool adam, PlainData& plain,

@@ -1,4 +1,4 @@
-// What a Job is inside: the plan, what of the input is checked, and where it goes.
+// The inside of a Job: the plan, the parts of the input that are checked, and the output's place.
 #pragma once
 
 #include <cstdint>
@@ -21,21 +21,21 @@
 
 namespace dsckpt {
 
-// What a job says of itself, made when it is asked for: a plan may have a million lines.
+// A job's report on itself, made on request: a plan may have a million lines.
 class JobReport {
  public:
   virtual ~JobReport() = default;
   // Members of the JSON object that a dry run shows, and a run with what it came to.
   virtual nlohmann::json json(const Job::Impl& job) const = 0;
-  // What a dry run prints.
+  // The listing that a dry run prints.
   virtual Listing listing(const Job::Impl& job) const = 0;
-  // What is printed before either, or "".
+  // The text that is printed before either, or "".
   virtual std::string preface() const { return ""; }
   // Notes on the output folder, after a run.
   virtual std::vector<std::string> notes_after(const Job::Impl& job,
                                                const std::filesystem::path& output) const;
-  // What a user types next, after a run into a local folder: a command, or a line of Python. "" if
-  // nothing can be said.
+  // The user's next step after a run into a local folder: a command, or a line of Python. "" if
+  // unknown.
   virtual std::string next(const Job::Impl& job, const std::filesystem::path& output) const;
 };
 
@@ -46,10 +46,10 @@ enum class ContentHash : uint8_t { none, keep, check };
 struct Job::Impl {
   std::shared_ptr<const InputFiles> inputs;
   CopyPlan plan;  // valid against `inputs`
-  // What the input was opened as; nullptr if as no checkpoint.
+  // The checkpoint that the input was opened as; nullptr if it is none.
   std::shared_ptr<const Checkpoint> checkpoint = {};
-  // Files of which the contents do not matter: what is unpacked, and what is packed though nothing
-  // can be read of it, which a note says. Their records are not checked.
+  // Files whose contents do not matter: those that are unpacked, and unreadable ones that are
+  // packed, which a note says. Their records are not checked.
   std::set<FileId> as_they_are = {};
 
   Place place = {};
@@ -58,7 +58,7 @@ struct Job::Impl {
   std::string what = {};                   // of the summary: "12 tensors in 1 file"
   std::shared_ptr<const JobReport> report = {};
 
-  // Of jobs that copy files: which one each output is a copy of.
+  // For jobs that copy files: the input that each output is a copy of.
   std::vector<FileId> copied = {};
   ContentHash hash = ContentHash::none;
 };

@@ -1,5 +1,5 @@
-// Links in an input that lead out of it: a checkpoint from elsewhere could have any file of this
-// machine copied into an output, which is given away.
+// Links in an input that lead out of it. A checkpoint from elsewhere could have any file of this
+// machine copied into an output, which is then given away.
 #pragma once
 
 #include <filesystem>
@@ -8,10 +8,10 @@
 
 namespace dsckpt {
 
-// Whether `path` is `folder` or below it, by their names.
+// True if `path` is `folder` or below it, by their names.
 bool lies_in(const std::filesystem::path& path, const std::filesystem::path& folder);
 
-// Whether `file` is, or lies behind, a link to what is in none of `folders`. What cannot be
+// True if `file` is, or lies behind, a link to a place in none of `folders`. A link that cannot be
 // followed leads nowhere.
 bool leads_out(const std::filesystem::path& file, std::span<const std::filesystem::path> folders);
 

@@ -19,8 +19,8 @@ namespace dsckpt {
 // DeepSpeed's script beside the shards (engine.py _copy_recovery_script), which reads them alone.
 inline constexpr std::string_view kConverterScript = "zero_to_fp32.py";
 
-// What ckpt-pack keep puts beside checkpoints, to know them again, begins so. It is no part of
-// them.
+// The prefix of files that ckpt-pack keep puts beside checkpoints, to know them again. They are no
+// part of checkpoints.
 inline constexpr std::string_view kKeepPrefix = ".dsckpt-keep";
 
 // A file to copy byte for byte.
@@ -41,16 +41,16 @@ struct CheckpointPlace {
   std::filesystem::path named;       // the folder the user gave: it holds the tag, or is it
   std::filesystem::path tag_folder;  // the folder of the shards
   std::string tag;                   // its path in the output folder
-  // Tag folders of other roots. Of these, and of the folders above them unless the user named the
-  // tag folder itself, files count that no folder before has.
+  // Tag folders of other roots. Their files count if no folder before has them. So do files of the
+  // folders above, unless the user named the tag folder itself.
   std::vector<std::filesystem::path> other_roots = {};
   // Copy what links lead to that is in none of these folders.
   bool follow_links = false;
-  // What was listed before; nullptr for nothing.
+  // The folders that were listed before; nullptr for none.
   std::shared_ptr<Folders> folders = {};
 };
 
-// What belongs beside the shards of the same run on another number of data-parallel ranks.
+// The files that belong beside the shards of the same run on another number of data-parallel ranks.
 //
 // Of the tag folder: files that are not shards, as TAG/NAME. Unless the user named the tag folder
 // itself, also of the named folder: all files under their own names but `latest` and
@@ -68,8 +68,8 @@ struct CheckpointPlace {
 // fresh ones, as both frameworks let them, and whose are left out.
 //
 // Destinations are distinct, none is a shard's name in the tag folder, `latest` or
-// `latest_universal`. Whoever writes another file of its own beside the shards takes the neighbour
-// of that name out of `files` first: CopyPlan::validate() refuses two outputs of one path.
+// `latest_universal`. A caller that writes another file beside the shards first takes the neighbour
+// of that name out of `files`: CopyPlan::validate() refuses two outputs of one path.
 //
 // Throws IoError for a folder that cannot be listed.
 Neighbours find_neighbours(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks);
@@ -80,8 +80,8 @@ Neighbours find_neighbours(const CheckpointPlace& place);
 // those lie. `tag`: as CheckpointPlace has it.
 CheckpointPlace place_in(const Source& source, const std::string& tag);
 
-// Whether it is of the program that trains: neither DeepSpeed's script, nor weights, nor beside the
-// shards themselves, in the folder `tag`.
+// True if it belongs to the program that trains: neither DeepSpeed's script, nor weights, nor
+// beside the shards themselves, in the folder `tag`.
 bool is_of_program(const Neighbour& file, const std::string& tag);
 
 // Adds each as an output, copied byte for byte. Throws IoError for a file that cannot be opened.

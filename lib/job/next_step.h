@@ -1,4 +1,4 @@
-// What a user types next: the line that goes on from an output, in the program that saved the
+// The user's next step: the line that continues from an output, in the program that saved the
 // input.
 #pragma once
 
@@ -11,11 +11,12 @@
 
 namespace dsckpt {
 
-// Whose training loop saved a checkpoint.
+// The program whose training loop saved a checkpoint.
 enum class Program : uint8_t { deepspeed, trainer, accelerate, lightning };
 
-// By what lies beside the shards (Trainer's trainer_state.json, Accelerate's random_states_0.pkl)
-// and what Lightning adds to a model-states file; DeepSpeed itself if there is none of that.
+// Decides by the files beside the shards (Trainer's trainer_state.json, Accelerate's
+// random_states_0.pkl) and by Lightning's additions to a model-states file. It is DeepSpeed itself
+// if there is none of that.
 Program program_of(const Checkpoint& checkpoint);
 
 // The Python that loads the native or universal checkpoint in the folder `output`:

@@ -12,7 +12,7 @@
 namespace dsckpt {
 
 struct Place {
-  // What is read, and what a user is told that it is: "the folder of the shards".
+  // An input and its description for the user: "the folder of the shards".
   struct Input {
     std::filesystem::path path;
     std::string what;
@@ -25,7 +25,7 @@ struct Place {
   // With `whole`: whether a file there, by the path of its content, was written by such a job and
   // may be replaced. Empty: any may.
   std::function<bool(const std::filesystem::path&)> is_ours = {};
-  // What --force replaces: "what reshard wrote there before".
+  // The description of files that --force replaces: "what reshard wrote there before".
   std::string replaced = {};
   // Why another file is not: "would be lost".
   std::string foreign = "would be lost";

@@ -42,7 +42,7 @@ Planned plan_steps(const Job& job, const std::filesystem::path& output, const Ru
 std::optional<RunStats> commit_planned(const Job& job, const std::filesystem::path& output,
                                        const RunOptions& options, Progress& progress);
 
-// Whether that could begin, without a byte written: throws what it would for the place. Returns
+// Tests if that run could begin, without writing a byte: throws its errors for the place. Returns
 // what it would say of the space; "" if that suffices. With RunOptions::resume nothing is looked
 // at.
 std::string check_run(const Job& job, const std::filesystem::path& output,

@@ -1,4 +1,4 @@
-// What a Source is inside: the files it opened and the checkpoint they are.
+// The inside of a Source: the files it opened and the checkpoint they are.
 #pragma once
 
 #include <filesystem>
