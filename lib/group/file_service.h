@@ -1,7 +1,7 @@
 // FileService: the ranks of a group read files of each other's disks.
 //
-// Each rank listens on a port of its own. Whoever has the group's token may list folders and read
-// regular files there, with the rights of that rank's process; nothing can be written. One
+// Each rank listens on a port of its own. A client with the group's token may list folders and read
+// regular files there, with the rights of that rank's process. Nothing can be written. One
 // connection serves one reader, request by request: what is asked for and its answer are texts with
 // a CRC32. So all bytes go from the rank that has them to the rank that needs them.
 #pragma once
@@ -25,7 +25,7 @@
 
 namespace dsckpt {
 
-// What must be the same of a file or folder for two ranks to see the same one.
+// The attributes of a file or folder that must be equal for two ranks to see the same one.
 struct FileLook {
   bool is_there = false;
   bool is_folder = false;
@@ -49,7 +49,7 @@ struct ListedFile {
 // All below `folder`, folders before what is in them. Throws IoError.
 std::vector<ListedFile> list_below(const std::filesystem::path& folder);
 
-// Of one rank: answers until it goes.
+// The server of one rank: answers until it is destroyed.
 class FileServer {
  public:
   // Throws IoError.

@@ -1,9 +1,9 @@
 // Group: the processes, called ranks, that run one conversion together on several nodes.
 //
-// Rank 0 is connected with every other rank and they with nobody else: it decides, they do what
-// they are told, so all that is said goes to it or comes from it. A message is a kind and some
-// bytes, arrives whole and in order, and is compared with its CRC32. A thread of each process moves
-// the messages and shows every second that it lives, whatever the others are busy with.
+// Rank 0 is connected with every other rank, and they with nobody else. It decides and they obey,
+// so all messages go to it or come from it. A message is a kind and some bytes, arrives whole and
+// in order, and is compared with its CRC32. A thread of each process moves the messages and shows
+// every second that it lives, whatever the others are busy with.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ struct Member {
   std::string name() const { return "rank " + std::to_string(rank) + " on " + host; }
 };
 
-// What went over a connection, heartbeats included, as this process counts.
+// The traffic over a connection, heartbeats included, as this process counts.
 struct Traffic {
   uint64_t messages_sent = 0;
   uint64_t messages_received = 0;
@@ -43,7 +43,7 @@ struct Traffic {
 
 class FileClient;
 
-// What proves to others that a process is of the group (handshake.h).
+// The proof to others that a process belongs to the group (handshake.h).
 struct GroupSecret {
   std::array<std::byte, 32> token{};
   std::string program = {};  // name and version: that of all ranks
@@ -69,7 +69,7 @@ class Group {
 
   int rank() const;
   int size() const;
-  // Of this rank and, at rank 0, of all; others know rank 0.
+  // The member of this rank and, at rank 0, of all; others know rank 0.
   const Member& member(int rank) const;
   const GroupSecret& secret() const;
   std::chrono::milliseconds silence() const;
@@ -81,7 +81,7 @@ class Group {
   // Queues a message to a peer; what is sent to a lost one is dropped. `bytes` at most kLargest.
   static constexpr uint64_t kLargest = uint64_t{1} << 30;
   void send(int to, uint32_t kind, std::string bytes = {});
-  // Of rank 0: the same to each of its peers.
+  // For rank 0: the same to each of its peers.
   void send_to_all(uint32_t kind, const std::string& bytes = {});
   // The next message; nothing if none has come within `wait`. Throws IoError that names the peer
   // once one is lost, after all messages that it had sent before.
@@ -95,7 +95,7 @@ class Group {
   // when nobody waits for this rank any more. Throws what `at_end` throws.
   void close();
 
-  // Of the connection with that rank.
+  // The traffic of the connection with that rank.
   Traffic traffic(int rank) const;
 
  private:

@@ -18,14 +18,14 @@
 
 namespace dsckpt {
 
-// What both ends must have in common.
+// The facts that must be equal at both ends.
 struct GroupIdentity {
   int size = 1;
   std::string program = {};  // name and version
 };
 
-// Of rank 0: somebody who has come, until it is known whether it has the token. Nobody waits for it
-// meanwhile. One thread.
+// For rank 0: a new connection, until it is known whether its other end has the token. Nobody waits
+// for it meanwhile. One thread.
 class Greeting {
  public:
   enum class State : uint8_t { waits, has_token, stranger };
@@ -47,13 +47,13 @@ class Greeting {
   bool is_gone_ = false;
 };
 
-// Of rank 0: who is at the other end of `socket`, by a Greeting; nothing for whoever is none of
-// this group, or takes longer. Throws what Greeting::meet() throws.
+// For rank 0: the member at the other end of `socket`, by a Greeting. Returns nothing for strangers
+// to this group, and for those that take longer. Throws what Greeting::meet() throws.
 std::optional<Member> welcome(int socket, const Rendezvous::Token& token,
                               const GroupIdentity& identity, const Member& self,
                               std::chrono::milliseconds longest);
-// Of the others: rank 0, as it calls itself; nothing where the other end is not rank 0 of this
-// group. Throws UsageError for what welcome() throws there.
+// For the others: rank 0, as it calls itself; nothing if the other end is not rank 0 of this group.
+// Throws UsageError for what welcome() throws there.
 std::optional<Member> introduce(int socket, const Rendezvous::Token& token,
                                 const GroupIdentity& identity, const Member& self,
                                 std::chrono::milliseconds longest);

@@ -29,7 +29,7 @@ struct GroupOptions {
   std::string program = {};  // name and version: that of all ranks
 };
 
-// Of ranks other than 0 whose group does not come about: another one says why.
+// Thrown on ranks other than 0 if their group does not come about: another rank says why.
 class GroupRefused : public std::exception {
  public:
   explicit GroupRefused(ErrorKind kind) : kind_(kind) {}

@@ -13,7 +13,7 @@ struct Launch {
   int rank = 0;
   int size = 1;           // above 1
   std::string name = {};  // of the run, unique on the cluster: "17.0"; "" if it has none
-  // Whether its processes can start MPI: the launcher is MPI's, or speaks PMI.
+  // True if its processes can start MPI: the launcher is MPI's, or speaks PMI.
   bool has_mpi = false;
 };
 

@@ -22,7 +22,7 @@ struct MpiFunctions {
   const char* (*from_first)(char* bytes, int size);  // MPI_Bcast from rank 0
   const char* (*finish)();                           // MPI_Finalize
 };
-// What the plug-in exports.
+// The function that the plug-in exports.
 using GetMpiFunctions = const MpiFunctions* (*)();
 inline constexpr const char* kGetMpiFunctions = "dsckpt_mpi_functions";
 
@@ -31,7 +31,7 @@ inline constexpr const char* kGetMpiFunctions = "dsckpt_mpi_functions";
 // loaded or is of another release, and where DSCKPT_MPI names none.
 const MpiFunctions* load_mpi(const Environment& environment);
 
-// What a build without plug-ins or a missing plug-in is to be told.
+// The advice for a build without plug-ins, and for a missing plug-in.
 std::string how_to_get_mpi();
 
 }  // namespace dsckpt

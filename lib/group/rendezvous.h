@@ -12,8 +12,8 @@
 
 namespace dsckpt {
 
-// What rank 0 tells the others, by MPI or in a private file. Whoever has the token belongs to the
-// group; it is never sent over the network.
+// The facts that rank 0 tells the others, by MPI or in a private file. A process with the token
+// belongs to the group; the token is never sent over the network.
 struct Rendezvous {
   using Token = std::array<std::byte, 32>;
   std::vector<std::string> addresses = {};  // numeric, IPv4 and IPv6, of rank 0's interfaces
@@ -25,9 +25,9 @@ struct Rendezvous {
   static std::optional<Rendezvous> parse(const std::string& text);
 };
 
-// Of random numbers (base/random.h). Throws IoError.
+// A token of random numbers (base/random.h). Throws IoError.
 Rendezvous::Token new_token();
-// Of all interfaces that are up, the loopback's last. Throws IoError.
+// The addresses of all interfaces that are up, the loopback's last. Throws IoError.
 std::vector<std::string> own_addresses();
 
 // A file that only its owner can read, in a folder that all ranks see. Removed with the object.
