@@ -1,7 +1,7 @@
 // Handshake: two ends of a new connection show each other that they have the group's token, and
 // who they are.
 //
-// Rank 0 says a random challenge. Whoever comes answers with a challenge of its own and an
+// Rank 0 says a random challenge. The newcomer answers with a challenge of its own and an
 // HMAC-SHA256 (RFC 2104) of both under the token; only then does rank 0 answer with another one. So
 // neither the token nor anything that could be used again goes over the network, and a stranger who
 // comes hears nothing that a guess of the token could be tried on.

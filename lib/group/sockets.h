@@ -35,8 +35,8 @@ Socket accept_from(const Socket& listening, std::chrono::milliseconds longest);
 // None if nobody answers there in time. `host` is a name or numeric.
 Socket connect_to(const std::string& host, uint16_t port, std::chrono::milliseconds longest);
 
-// The data that goes over a socket, with a time limit. Members return false then, and for what
-// fails. One thread.
+// Sends and receives over a socket, with a time limit. Members return false when the time is over,
+// and on failure. One thread.
 class Talk {
  public:
   Talk(int socket, std::chrono::milliseconds longest)

@@ -56,11 +56,11 @@ struct CheckpointPlace {
 // itself, also of the named folder: all files under their own names but `latest` and
 // `latest_universal`, and all folders with everything in them but those that hold shards (other
 // tags; with a note if they lie deeper), `zero` (universal), unfinished outputs
-// (.dsckpt-staging-*) and what begins with kKeepPrefix. Of another framework's checkpoint the named
-// folder has files of its own, which are none: chunks, files of ranks, weights and optimizers.
-// Links to files in these folders are copied as files. Links out of them, links to folders, broken
-// links, and what is neither file nor folder are left out, with a note; so are folders of the tag
-// folder but offloaded_tensors, which is part of the shards. Empty folders are not made.
+// (.dsckpt-staging-*) and what begins with kKeepPrefix. Another framework's own files in the named
+// folder do not count: chunks, files of ranks, weights and optimizers. Links to files in these
+// folders are copied as files. Links out of them, links to folders, broken links, and what is
+// neither file nor folder are left out, with a note; so are folders of the tag folder but
+// offloaded_tensors, which is part of the shards. Empty folders are not made.
 //
 // Random numbers, in the named folder: ranks that both runs have keep theirs. rng_state_{r}.pth is
 // the Hugging Face Trainer's (trainer.py _load_rng_state: rng_state.pth in a run on one rank, which
