@@ -5,9 +5,7 @@
 FOLDER/ranks has the files, FOLDER/truth what all ranks together hold, by torch's own gathering; of fsdp1 FOLDER/local
 has state_dicts of LOCAL_STATE_DICT.
 """
-import os
 import pathlib
-import socket
 import sys
 
 import torch
@@ -86,10 +84,10 @@ def run_fsdp1(rank, folder):
         torch.save(gather_states(list(states), states), folder / "truth" / "states.pt")
 
 
-def run(rank, kind, folder, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def run(rank, kind, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    # A port that is free now may be taken when it is wanted; a file is nobody else's.
+    dist.init_process_group("gloo", init_method=f"file://{folder.resolve()}/rendezvous", rank=rank, world_size=RANKS)
     torch.manual_seed(7)
     {"fsdp1": run_fsdp1, "fsdp2": run_fsdp2}[kind](rank, folder)
     dist.barrier()
@@ -100,7 +98,4 @@ if __name__ == "__main__":
     folder = pathlib.Path(sys.argv[2])
     for name in ("ranks", "truth", "local"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = free.getsockname()[1]
-    mp.spawn(run, (sys.argv[1], folder, address), nprocs=RANKS)
+    mp.spawn(run, (sys.argv[1], folder), nprocs=RANKS)
