@@ -12,7 +12,6 @@
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
-#include "format/archive_copy.h"
 #include "format/meta_tensor.h"
 #include "io/text_file.h"
 #include "pickle/python_objects.h"
@@ -252,6 +251,29 @@ std::vector<WeightsTensor> renamed_weights(const Weights& weights, const WeightN
   return made;
 }
 
+Value renamed_module(ArchiveCopy& copy, const Checkpoint& checkpoint, const std::string& file,
+                     const Value& saved, const MakeEntry& make) {
+  const auto is_tensor = [](const Value& value) {
+    return is_meta_tensor(value) || TorchArchive::is_tensor(value);
+  };
+  Document& document = copy.document();
+  const ModuleEntries entries(saved);
+  const Value dict = ordered_dict(document);
+  for (const Param& param : checkpoint.params()) {
+    const Value entry = entries.find(param.saved_name);
+    if (is_tensor(entry)) document.set_item(dict, document.string(param.name), make(param, entry));
+  }
+  for (const auto& [name, value] : entries.all()) {
+    if (!is_tensor(value)) {
+      document.set_item(dict, document.string(name), copy.of(value));
+    } else if (checkpoint.renamed_from()->find(name) == nullptr) {
+      throw UnsupportedError({.file = file, .tensor = name},
+                             "is a parameter of the model whose values are in no file");
+    }
+  }
+  return dict;
+}
+
 namespace {
 
 // Values of a model-states file by the new names.
@@ -263,7 +285,11 @@ class RenamedFile {
 
   std::optional<Value> value(std::string_view key, const Value& saved) {
     if (key == keys::kBufferNames) return buffer_names(document(), checkpoint_.params());
-    if (key == keys::kModule && saved.is_mapping()) return module(saved);
+    if (key == keys::kModule && saved.is_mapping()) {
+      return renamed_module(
+          copy_, checkpoint_, file_, saved,
+          [&](const Param& param, const Value& entry) { return tensor_of(param, entry); });
+    }
     if (key == keys::kSharedParams && saved.is_mapping()) return shared_params();
     if (key == keys::kParamShapes && saved.is(Kind::list)) return param_shapes();
     if (key == keys::kFrozenParamShapes && saved.is_mapping()) {
@@ -277,9 +303,6 @@ class RenamedFile {
 
  private:
   Document& document() { return copy_.document(); }
-  UnsupportedError refusal(const std::string& name, const char* why) const {
-    return UnsupportedError({.file = file_, .tensor = name}, why);
-  }
 
   Value shape_of(const Param& param) { return torch_size(document(), param.weight.shape()); }
 
@@ -297,7 +320,8 @@ class RenamedFile {
     if (info.shape != before.weight.shape()) {
       // Stage 3 has placeholders in `module`.
       if (numel(info.shape) <= 1) return copy_.of(saved);
-      throw refusal(param.saved_name, "is of another shape in `module`");
+      throw UnsupportedError({.file = file_, .tensor = param.saved_name},
+                             "is of another shape in `module`");
     }
     const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
     const auto [found, is_new] = storages_.try_emplace(owner, 0);
@@ -318,29 +342,6 @@ class RenamedFile {
     return copy_.writer().tensor(
         TensorSource::cat(0, {value.flatten().narrow(0, begin, used),
                               TensorSource::zeros(value.dtype(), {piece - used})}));
-  }
-
-  // In the order of the parameters, and flat; what is no tensor comes behind.
-  Value module(const Value& saved) {
-    const ModuleEntries entries(saved);
-    const Value dict = ordered_dict(document());
-    for (const Param& param : checkpoint_.params()) {
-      const Value entry = entries.find(param.saved_name);
-      if (!is_tensor(entry)) continue;
-      document().set_item(dict, document().string(param.name), tensor_of(param, entry));
-    }
-    for (const auto& [name, value] : entries.all()) {
-      if (!is_tensor(value)) {
-        document().set_item(dict, document().string(name), copy_.of(value));
-      } else if (checkpoint_.renamed_from()->find(name) == nullptr) {
-        throw refusal(name, "is a parameter of the model whose values are in no file");
-      }
-    }
-    return dict;
-  }
-
-  static bool is_tensor(const Value& value) {
-    return is_meta_tensor(value) || TorchArchive::is_tensor(value);
   }
 
   Value shared_params() {

@@ -13,6 +13,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/names/key_map.h"
 #include "checkpoint/weights.h"
+#include "format/archive_copy.h"
 #include "pickle/pickle.h"
 #include "plan/copy_plan.h"
 
@@ -43,6 +44,16 @@ void read_renamed(CheckpointDraft& draft, const Checkpoint& base, KeyMap& rules)
 // The tensors of files of weights by the engine's names: prefixes first, then the rules.
 std::vector<WeightsTensor> renamed_weights(const Weights& weights, const WeightNames& names,
                                            std::vector<std::string>& notes);
+
+// Makes the new entry of a parameter in `module` from the entry that the file has.
+using MakeEntry = std::function<pickle::Value(const Param& param, const pickle::Value& saved)>;
+
+// `module` of a renamed checkpoint, as `saved` in `file`: flat, in the order of the parameters;
+// entries that are no tensors follow. Throws UnsupportedError for a tensor whose values are in no
+// file.
+pickle::Value renamed_module(ArchiveCopy& copy, const Checkpoint& checkpoint,
+                             const std::string& file, const pickle::Value& saved,
+                             const MakeEntry& make);
 
 // The changed value of a file's key; nullopt: no change.
 using ChangeValue =

@@ -5,6 +5,7 @@
 
 #include "checkpoint/made_run.h"
 #include "checkpoint/module_entries.h"
+#include "checkpoint/renamed.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "format/meta_tensor.h"
@@ -18,11 +19,6 @@ namespace {
 
 const Param& owner_of(const RankFile& file, const Param& param) {
   return param.alias_of.empty() ? param : *file.from.checkpoint.find(param.alias_of);
-}
-
-UnsupportedError no_values(const ModelFile& file, const std::string& name) {
-  return UnsupportedError({.file = file.from.where().file, .tensor = name},
-                          "is a parameter of the model whose values are in no file");
 }
 
 // The entry of a parameter in `module`, where the file has `value`, in the target's form.
@@ -49,7 +45,10 @@ Value param_entry(ModelFile& file, const Param& param, const Value& value) {
 Value module_entry(ModelFile& file, const std::string& name, const Value& value) {
   if (!is_meta_tensor(value) && !TorchArchive::is_tensor(value)) return file.copy.of(value);
   const Param* param = file.from.checkpoint.find(name);
-  if (param == nullptr) throw no_values(file, name);
+  if (param == nullptr) {
+    throw UnsupportedError({.file = file.from.where().file, .tensor = name},
+                           "is a parameter of the model whose values are in no file");
+  }
   return param_entry(file, *param, value);
 }
 
@@ -105,31 +104,13 @@ Value module_dict(ModelFile& file, const Value& saved, const ModuleEntries& entr
   return dict;
 }
 
-// In the order of the parameters, and flat; what else is in `saved` comes behind.
-Value renamed_module(ModelFile& file, const Value& saved) {
-  Document& document = file.document();
-  const ModuleEntries entries(saved);
-  const Value dict = ordered_dict(document);
-  for (const Param& param : file.from.checkpoint.params()) {
-    const Value entry = entries.find(param.saved_name);
-    if (!is_meta_tensor(entry) && !TorchArchive::is_tensor(entry)) continue;
-    document.set_item(dict, document.string(param.name), param_entry(file, param, entry));
-  }
-  for (const auto& [name, value] : entries.all()) {
-    if (!is_meta_tensor(value) && !TorchArchive::is_tensor(value)) {
-      document.set_item(dict, document.string(name), file.copy.of(value));
-    } else if (file.from.checkpoint.renamed_from()->find(name) == nullptr) {
-      throw no_values(file, name);
-    }
-  }
-  return dict;
-}
-
 }  // namespace
 
 Value module_value(ModelFile& file, const Value& saved) {
   if (file.from.checkpoint.renamed_from() != nullptr && saved.is_mapping()) {
-    return renamed_module(file, saved);
+    return renamed_module(
+        file.copy, file.from.checkpoint, file.from.where().file, saved,
+        [&](const Param& param, const Value& entry) { return param_entry(file, param, entry); });
   }
   if (file.from.offer.module_as_it_is) return file.copy.of(saved);
   return module_dict(file, saved, ModuleEntries(saved), "");
