@@ -85,11 +85,6 @@ def run_in_terminal(words, columns, folder):
     return said
 
 
-def terminal(title, columns, commands, folder):
-    """After these commands."""
-    return terminal_of(title, columns, screen_of(commands, columns, folder))
-
-
 def screen_of(commands, columns, folder):
     """Rows of (text, class, is bold)."""
     import pyte
@@ -114,7 +109,9 @@ def screen_of(commands, columns, folder):
     return rows
 
 
-def terminal_of(title, columns, rows):
+def terminal(title, columns, commands, folder):
+    """A picture of it after these commands."""
+    rows = screen_of(commands, columns, folder)
     width = round(columns * CELL + 2 * PADDING)
     height = TITLE_BAR + len(rows) * LINE_HEIGHT + 2 * PADDING
     body = [f'<rect class="page" width="{width}" height="{height}" rx="8"/>',

@@ -79,10 +79,10 @@ def relinked(name, text, known, pictures):
 
     blocks = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
     for at in range(0, len(blocks), 2):
-        # Lists that follow a paragraph at once, and links with references.
         blocks[at] = re.sub(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", inline, blocks[at])
         blocks[at] = re.sub(r"^\[([^\]]+)\]: (\S+)$", lambda match: f"[{match[1]}]: {target_of(match[2]) or '#'}",
                             blocks[at], flags=re.MULTILINE)
+        # Markdown wants an empty line before a list.
         blocks[at] = re.sub(r"^((?![ *|>-]|\d+\.).+\n)(?=[*-] )", r"\1\n", blocks[at], flags=re.MULTILINE)
     return "".join(blocks)
 
