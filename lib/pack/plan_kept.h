@@ -3,10 +3,11 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "dsckpt/job.h"
 #include "dsckpt/pack.h"
 #include "io/input_file.h"
 #include "job/neighbours.h"
@@ -17,8 +18,13 @@ namespace dsckpt {
 // What comes along with the checkpoint's own files.
 struct KeptBeside {
   std::vector<Neighbour> files = {};
-  // Path in the output, and content. They come last, in this order: who sees the last one sees all.
-  std::vector<std::pair<std::string, std::string>> texts = {};
+  // A small file of the output. Its content may depend on the files before it.
+  struct Text {
+    std::string path;
+    std::function<std::string(const std::vector<JobFile>& before)> content;
+  };
+  // They come last, in this order: a reader who sees the last one sees all.
+  std::vector<Text> texts = {};
 };
 void lay_out_beside(InputFiles& inputs, const KeptBeside& beside, PlanBuilder& plan);
 

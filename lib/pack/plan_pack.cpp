@@ -259,7 +259,11 @@ class KeptReport : public JobReport {
 
 void lay_out_beside(InputFiles& inputs, const KeptBeside& beside, PlanBuilder& plan) {
   lay_out_neighbours(inputs, beside.files, plan);
-  for (const auto& [path, text] : beside.texts) put_text(plan, path, text);
+  for (const KeptBeside::Text& text : beside.texts) {
+    std::vector<JobFile> before;
+    for (const PlannedFile& file : plan.outputs()) before.push_back({file.path, file.size});
+    put_text(plan, text.path, text.content(before));
+  }
 }
 
 Job plan_kept(const fs::path& folder, const std::string& name, const KeptBeside& beside, bool packs,

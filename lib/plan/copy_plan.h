@@ -212,6 +212,8 @@ class CopyPlan {
 class PlanBuilder {
  public:
   OutputId add_output(std::string path, uint64_t size);
+  // The outputs that were added.
+  const std::vector<PlannedFile>& outputs() const { return plan_.outputs(); }
   // Throws UnsupportedError if the same few bytes are put as millions of pieces.
   void put(OutputId out, uint64_t dst, const TensorSource& source);
   void put_literal(OutputId out, uint64_t dst, std::string_view bytes);

@@ -98,7 +98,7 @@ int Keeper::run() {
     } catch (const InterruptedError&) {
       throw;
     } catch (const Error& error) {
-      // What is wrong with the request is so at once; what comes later may go away again.
+      // A wrong request fails at the first look. A later failure may go away again.
       if (args_.once || (is_first && error.kind() == ErrorKind::usage)) throw;
       say_waiting(error);
     }
@@ -175,7 +175,7 @@ void Keeper::look() {
   remove_by_policy(all);
 }
 
-// What is known of what the training has removed is of no use any more.
+// Checkpoints that the training has removed need not be known any more.
 void Keeper::forget_gone(const std::vector<RunCheckpoint>& all) {
   std::erase_if(known_, [&](const auto& entry) {
     return std::none_of(all.begin(), all.end(),
@@ -306,7 +306,19 @@ Job Keeper::plan(const Known& known, Progress& progress) const {
     }
   }
   const Keep keep = args_.strip == to_string(Keep::weights) ? Keep::weights : Keep::resume;
-  const auto made = [&] {
+  // plan_strip() has one of its own.
+  if (seen.is_tag && args_.strip.empty()) {
+    beside.texts.push_back({"latest", [&](const auto&) { return seen.name; }});
+  }
+  beside.texts.push_back({kRecordName, [&](const std::vector<JobFile>& outputs) {
+                            return text_of({.name = seen.name,
+                                            .is_tag = seen.is_tag,
+                                            .step = known.step,
+                                            .how = how(),
+                                            .files = seen.files,
+                                            .outputs = outputs});
+                          }});
+  Job job = [&] {
     if (args_.strip.empty()) {
       return plan_kept(folder, seen.is_tag ? seen.name : "", beside, args_.pack.has_value(),
                        &progress);
@@ -315,18 +327,8 @@ Job Keeper::plan(const Known& known, Progress& progress) const {
         folder,
         {.optimizer_states = keep == Keep::resume, .weights = false, .progress = &progress});
     return plan_kept_strip(source, keep, beside);
-  };
-  // plan_strip() has one of its own.
-  if (seen.is_tag && args_.strip.empty()) beside.texts.push_back({"latest", seen.name});
-  Record record{.name = seen.name,
-                .is_tag = seen.is_tag,
-                .step = known.step,
-                .how = how(),
-                .files = seen.files,
-                .outputs = made().files()};
-  beside.texts.push_back({kRecordName, text_of(record)});
-  Job job = made();
-  // What was verified is what was opened now, and what the record says: a save may have gone on.
+  }();
+  // A save may have gone on: the files must be those that were verified, and that the record names.
   const std::optional<RunCheckpoint> now = run_.look(seen.name);
   if (!now || !now->same_as(seen)) {
     throw InconsistentError({.file = folder.string()}, "has changed since it was verified");
@@ -344,7 +346,7 @@ void Keeper::bring(Known& known) {
   try {
     run_job(known, folder, is_ours, job, progress);
   } catch (const UsageError& error) {
-    // What a run before has left is of other files, or of another way to keep them.
+    // An earlier run has left a copy of other files, or of another way to keep them.
     if (!is_ours || place_.is_far()) throw;
     cli::note(app_, common_, seen.name + " is begun anew: " + error.what());
     if (const std::string note = place_.abandon(folder); !note.empty()) throw IoError({}, note, 0);

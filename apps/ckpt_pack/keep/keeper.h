@@ -34,7 +34,7 @@ struct KeepArguments {
   std::string into;     // where it is restored to, instead of the run
 };
 
-// What happened to a checkpoint, or to all: a line, or with --json an object.
+// Prints an event of one checkpoint, or of all: a line, or with --json an object.
 void say_event(const cli::Common& common, const std::string& text, nlohmann::json data);
 
 class Keeper {
@@ -49,7 +49,7 @@ class Keeper {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // What is known of a checkpoint beyond its files.
+  // The facts about a checkpoint beyond its files.
   struct Known {
     RunCheckpoint seen = {};
     Clock::time_point since = {};  // that it looks like that

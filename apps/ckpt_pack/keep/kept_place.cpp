@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -29,7 +28,7 @@ constexpr const char* kPlaceFile = ".dsckpt-keep/place.json";
 constexpr const char* kBegunFile = ".dsckpt-keep/begun";
 constexpr uint64_t kMostText = uint64_t{256} << 20;
 
-// What is in a file of `folder`, whoever's it is; nothing if there is none.
+// The content of a file of `folder`, of any owner; nothing if there is none.
 std::optional<std::string> text_at(const Folder& folder, const fs::path& name) {
   const int fd = folder.open_to_read(name);
   if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
@@ -51,17 +50,14 @@ std::string text_member(const nlohmann::json& data, const char* key) {
   return has ? data[key].get<std::string>() : "";
 }
 
-std::string new_id() {
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(random_number()));
-  return digits;
+// Of the place file's content.
+std::optional<std::string> id_of(const std::optional<std::string>& text) {
+  if (!text) return std::nullopt;
+  return text_member(parse_json(*text), "id");
 }
 
 std::optional<std::string> id_in(const Folder& folder) {
-  const std::optional<std::string> text = text_at(folder, kPlaceFile);
-  if (!text) return std::nullopt;
-  const nlohmann::json data = parse_json(*text);
-  return text_member(data, "id");
+  return id_of(text_at(folder, kPlaceFile));
 }
 
 }  // namespace
@@ -124,12 +120,8 @@ void KeptPlace::save(const Mark& mark) const {
 }
 
 std::optional<std::string> KeptPlace::id_there() const {
-  if (far_ || folder_) {
-    const std::optional<std::string> text = read(kPlaceFile);
-    if (!text) return std::nullopt;
-    return text_member(parse_json(*text), "id");
-  }
-  return std::nullopt;
+  if (!far_ && !folder_) return std::nullopt;
+  return id_of(read(kPlaceFile));
 }
 
 void KeptPlace::make_folder() {
@@ -143,7 +135,7 @@ void KeptPlace::make_folder() {
   folder_ = Folder::at(path_);
 }
 
-// Whoever goes on with it after a kill finds the folder by its number, until it has its file.
+// Until the folder has its file, a process that goes on after a kill knows it by its number.
 void KeptPlace::make(const std::string& id) {
   save({id, shown(), false, folder_ ? folder_->number() : 0});
   const nlohmann::json data = {{"schema", 1}, {"type", "keep-place"}, {"id", id}};
@@ -194,7 +186,7 @@ void KeptPlace::open() {
           .with_hint("if the place is gone for good: --force begins it anew");
     }
     make_folder();
-    id_ = is_begun ? of_path->id : new_id();
+    id_ = is_begun ? of_path->id : std::to_string(random_number());
     make(id_);
     records_.clear();
     has_read_ = false;

@@ -49,7 +49,7 @@ class KeptPlace {
   const std::map<std::string, Record>& records() const { return records_; }
   // The newest of that checkpoint as it is in the run; nullptr if that is not there.
   const Record* find(const std::string& name, const std::vector<RunFile>& files) const;
-  // What a checkpoint may be called there: its own name, or NAME.2, ... if another one has that.
+  // A free name for a checkpoint there: its own, or NAME.2, ... if another one has that.
   std::string free_name(const std::string& name) const;
   // Waits until its names are on the device, and throws IoError if it is not the place any more or
   // something of that folder is not there as the record says.
