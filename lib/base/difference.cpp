@@ -16,7 +16,8 @@
 namespace dsckpt {
 namespace {
 
-// Elements that are compared in one go, and only if that finds a difference one by one.
+// Elements per step. Whole steps are compared first; only a step that differs is looked at element
+// by element.
 constexpr size_t kPiece = 1024;
 
 uint64_t bits_at(const std::byte* at, size_t size) {
@@ -32,8 +33,8 @@ uint64_t bits_at(const std::byte* at, size_t size) {
   }
 }
 
-// Floating types are a sign in front of a magnitude that grows with the number; float8_e8m0fnu has
-// no sign.
+// Floating types have a sign bit and a magnitude that grows with the number. float8_e8m0fnu has no
+// sign.
 uint64_t ulps_between(DType dtype, uint64_t a, uint64_t b) {
   if (dtype == DType::float8_e8m0fnu) return a > b ? a - b : b - a;
   const uint64_t sign = uint64_t{1} << (size_of(dtype) * 8 - 1);
@@ -60,7 +61,7 @@ bool is_within(Wide absolute, Wide b, const std::optional<Tolerance>& tolerance)
   return absolute <= tolerance->absolute + share;
 }
 
-// A pair whose bits differ.
+// Adds a pair whose bits differ.
 template <typename Wide>
 void add_pair(Wide a, Wide b, int64_t index, const std::optional<Tolerance>& tolerance,
               Difference& result) {
@@ -85,7 +86,7 @@ void widen(DType dtype, const std::byte* source, Exact* target, size_t count) {
   to_exact(dtype, source, target, count);
 }
 
-// In lanes that do not wait for each other.
+// Sums in several lanes, which the processor adds independently of each other.
 void add_sums(const double* a, const double* b, size_t count, Difference& result) {
   constexpr size_t kLanes = 8;
   std::array<std::array<double, kLanes>, 4> sums{};
@@ -110,7 +111,7 @@ void add_sums(const double* a, const double* b, size_t count, Difference& result
   result.product += total(sums[3]);
 }
 
-// At most kPiece pairs of one type, in `Wide`, which has all its values.
+// Adds at most kPiece pairs of one type. `Wide` represents all values of that type.
 template <typename Wide>
 void add_pairs(DType dtype, const std::byte* a, const std::byte* b, size_t count, int64_t first,
                const std::optional<Tolerance>& tolerance, Difference& result) {
@@ -146,7 +147,8 @@ void add_piece(DType dtype, const std::byte* a, const std::byte* b, size_t count
   add(dtype, a, b, count, first, tolerance, result);
 }
 
-// Elements [first, first + count) as `as`; converted ones are put into `buffer`.
+// Returns the elements [first, first + count) as type `as`. `buffer` receives them if they must be
+// converted.
 const std::byte* piece_of(const Elements& elements, size_t first, size_t count, DType as,
                           std::byte* buffer) {
   const std::byte* piece = elements.bytes.data() + first * size_of(elements.dtype);
@@ -186,7 +188,7 @@ double Difference::cosine() const {
 Difference difference_of(const Elements& a, const Elements& b, DType as, int64_t first,
                          const std::optional<Tolerance>& tolerance) {
   const bool converts = a.dtype != as || b.dtype != as;
-  // Complex elements, which are never converted, are pairs of their parts.
+  // Complex elements are never converted: each is compared as two real ones.
   const DType part = real_part(as);
   const Elements parts_a{converts ? a.dtype : part, a.bytes};
   const Elements parts_b{converts ? b.dtype : part, b.bytes};

@@ -22,9 +22,24 @@
 #endif
 
 namespace dsckpt {
+
+bool has_avx2_f16c() {
+#if defined(__x86_64__)
+  static const bool yes = [] {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    // Not every compiler's __builtin_cpu_supports knows "f16c".
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 1 &&
+           (ecx & bit_F16C) != 0;
+  }();
+  return yes;
+#else
+  return false;
+#endif
+}
 namespace {
 
-// Scalar conversions. float32 is the hub: every other type widens into it exactly (float64 rounds).
+// Scalar conversions. float32 is the hub: every other type widens to it exactly, except float64,
+// which is rounded.
 
 float widen_bfloat16(uint16_t bits) {
   return std::bit_cast<float>(uint32_t{bits} << 16);
@@ -70,8 +85,8 @@ uint16_t narrow_float16(float value) {
   return static_cast<uint16_t>(sign | ((rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13));
 }
 
-// The 256 values of an 8-bit float: sign, `exponent_bits`, then mantissa, with that bias. `special`
-// says what the codes that are not plain numbers mean.
+// The 256 values of an 8-bit float: sign, `exponent_bits`, mantissa, with that bias. `special` is
+// the meaning of the codes that are not plain numbers.
 struct Float8 {
   int exponent_bits;
   int bias;
@@ -207,18 +222,8 @@ void narrow(DType to, const float* source, std::byte* target, size_t count) {
 
 #if defined(__x86_64__)
 
-bool has_avx2_f16c() {
-  static const bool yes = [] {
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    // Not every compiler's __builtin_cpu_supports knows "f16c".
-    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 1 &&
-           (ecx & bit_F16C) != 0;
-  }();
-  return yes;
-}
-
-// The four conversions between float32 and the 16-bit types, eight elements at a time; each returns
-// how many it has done and leaves the tail to the scalar code.
+// The four conversions between float32 and the 16-bit types, eight elements at a time. Each returns
+// the number of converted elements; the scalar code converts the rest.
 
 __attribute__((target("avx2,f16c"))) size_t narrow_bfloat16_avx2(const std::byte* source,
                                                                  std::byte* target, size_t count) {
@@ -356,8 +361,8 @@ void divide_float64(double* values, double divisor, size_t count) {
 
 namespace {
 
-// To odd: what is not exact gets an odd last bit, so that rounding to fewer bits after it is as if
-// of `value` itself (Boldo and Melquiond, When double rounding is odd).
+// Rounds to odd: an inexact result gets an odd last bit. Rounding it to fewer bits afterwards then
+// gives the same as rounding `value` itself (Boldo and Melquiond, When double rounding is odd).
 float odd_float32(double value) {
   const auto nearest = static_cast<float>(value);
   const auto back = static_cast<double>(nearest);
@@ -369,7 +374,7 @@ float odd_float32(double value) {
 
 #if defined(__x86_64__)
 
-// The same of four at a time, in the place of `values`; returns how many it has done.
+// The same for four elements at a time, in place. Returns the number of rounded elements.
 __attribute__((target("avx2,f16c"))) size_t odd_float32_avx2(double* values, size_t count) {
   auto* target = reinterpret_cast<std::byte*>(values);
   const __m256d sign = _mm256_set1_pd(-0.0);
@@ -395,9 +400,6 @@ __attribute__((target("avx2,f16c"))) size_t odd_float32_avx2(double* values, siz
 
 #else
 
-bool has_avx2_f16c() {
-  return false;
-}
 size_t odd_float32_avx2(double*, size_t) {
   return 0;
 }
@@ -418,116 +420,6 @@ void round_float64(double* values, DType to, std::byte* target, size_t count) {
   const size_t done = has_avx2_f16c() ? odd_float32_avx2(values, count) : 0;
   for (size_t i = done; i < count; ++i) store(narrow_values, i, odd_float32(values[i]));
   convert(DType::float32, to, narrow_values, target, count);
-}
-
-namespace {
-
-// Elements [begin, columns) of all rows; the tail of the tiles below, or all.
-void merge_plain(const MergedTile& tile, size_t begin, double* merged) {
-  for (size_t i = 0; i < tile.rows; ++i) {
-    double* out = merged + i * tile.columns;
-    std::fill(out + begin, out + tile.columns, 0.0);
-    for (size_t k = 0; k < tile.rank; ++k) {
-      const auto factor = static_cast<double>(tile.left[i * tile.rank + k]);
-      const float* row = tile.right + k * tile.pitch;
-      for (size_t j = begin; j < tile.columns; ++j) out[j] += factor * static_cast<double>(row[j]);
-    }
-    const float* base = tile.base + i * tile.columns;
-    for (size_t j = begin; j < tile.columns; ++j) {
-      out[j] = static_cast<double>(base[j]) + tile.scale * out[j];
-    }
-  }
-}
-
-#if defined(__x86_64__)
-
-bool has_avx2_fma() {
-  static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return yes;
-}
-
-// Rows x 4 * Vectors elements from `j` of row `i` on, in registers. `left` and `right` are widened,
-// the latter `rank` rows of as many elements.
-template <size_t Rows, size_t Vectors>
-__attribute__((target("avx2,fma"))) inline void merge_block(const MergedTile& tile,
-                                                            const double* left, const double* right,
-                                                            size_t i, size_t j, double* merged) {
-  __m256d sums[Rows][Vectors];
-#pragma GCC unroll 4
-  for (size_t r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-    for (size_t v = 0; v < Vectors; ++v) sums[r][v] = _mm256_setzero_pd();
-  }
-  const double* factors = left + i * tile.rank;
-  for (size_t k = 0; k < tile.rank; ++k) {
-    __m256d row[Vectors];
-#pragma GCC unroll 4
-    for (size_t v = 0; v < Vectors; ++v) row[v] = _mm256_loadu_pd(right + (k * Vectors + v) * 4);
-#pragma GCC unroll 4
-    for (size_t r = 0; r < Rows; ++r) {
-      const __m256d factor = _mm256_broadcast_sd(factors + r * tile.rank + k);
-#pragma GCC unroll 4
-      for (size_t v = 0; v < Vectors; ++v) sums[r][v] = _mm256_fmadd_pd(factor, row[v], sums[r][v]);
-    }
-  }
-  const __m256d scale = _mm256_set1_pd(tile.scale);
-#pragma GCC unroll 4
-  for (size_t r = 0; r < Rows; ++r) {
-    const size_t at = (i + r) * tile.columns + j;
-#pragma GCC unroll 4
-    for (size_t v = 0; v < Vectors; ++v) {
-      const __m256d base = _mm256_cvtps_pd(_mm_loadu_ps(tile.base + at + v * 4));
-      _mm256_storeu_pd(merged + at + v * 4, _mm256_add_pd(base, _mm256_mul_pd(scale, sums[r][v])));
-    }
-  }
-}
-
-// All rows of 4 * Vectors columns.
-template <size_t Vectors>
-__attribute__((target("avx2,fma"))) void merge_columns(const MergedTile& tile, const double* left,
-                                                       size_t j, double* right, double* merged) {
-  for (size_t k = 0; k < tile.rank; ++k) {
-    for (size_t v = 0; v < Vectors; ++v) {
-      _mm256_storeu_pd(right + (k * Vectors + v) * 4,
-                       _mm256_cvtps_pd(_mm_loadu_ps(tile.right + k * tile.pitch + j + v * 4)));
-    }
-  }
-  size_t i = 0;
-  for (; i + 4 <= tile.rows; i += 4) merge_block<4, Vectors>(tile, left, right, i, j, merged);
-  for (; i < tile.rows; ++i) merge_block<1, Vectors>(tile, left, right, i, j, merged);
-}
-
-// Returns how many columns it has done, of all rows.
-size_t merge_avx2(const MergedTile& tile, double* merged) {
-  constexpr size_t kMost = 12;  // columns at once, as many as registers hold
-  std::vector<double> left(tile.left, tile.left + tile.rows * tile.rank);
-  std::vector<double> right(tile.rank * kMost);
-  size_t j = 0;
-  for (; j + 12 <= tile.columns; j += 12) {
-    merge_columns<3>(tile, left.data(), j, right.data(), merged);
-  }
-  for (; j + 4 <= tile.columns; j += 4) {
-    merge_columns<1>(tile, left.data(), j, right.data(), merged);
-  }
-  return j;
-}
-
-#else
-
-bool has_avx2_fma() {
-  return false;
-}
-size_t merge_avx2(const MergedTile&, double*) {
-  return 0;
-}
-
-#endif
-
-}  // namespace
-
-void merge_tile(const MergedTile& tile, double* merged) {
-  const size_t done = has_avx2_fma() ? merge_avx2(tile, merged) : 0;
-  if (done < tile.columns) merge_plain(tile, done, merged);
 }
 
 void add_squares(const double* values, size_t count, std::span<double, 4> sums) {
@@ -554,7 +446,7 @@ void divide_float32(std::byte* values, float divisor, size_t count) {
 }
 
 uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes) {
-  // For a null pointer libdeflate answers with the start value, whatever `crc` is.
+  // For a null pointer libdeflate returns the start value, whatever `crc` is.
   return bytes.empty() ? crc : libdeflate_crc32(crc, bytes.data(), bytes.size());
 }
 

@@ -9,6 +9,9 @@
 
 namespace dsckpt {
 
+// Tells whether the processor has AVX2 and F16C.
+bool has_avx2_f16c();
+
 // True if convert() supports the pair: any floating type to float32, float16 or bfloat16, and
 // integers and bool to float32.
 bool can_convert(DType from, DType to);
@@ -32,21 +35,6 @@ void divide_float64(double* values, double divisor, size_t count);
 // through float32 to 16 bits, as torch does, and so rounds twice.) Overwrites `values`.
 void round_float64(double* values, DType to, std::byte* target, size_t count);
 
-// A part of a matrix, to which a product of two matrices is added.
-struct MergedTile {
-  const float* base;   // rows x columns
-  double scale;        // of the product
-  const float* left;   // rows x rank
-  const float* right;  // rank rows, of `columns` elements each, `pitch` apart
-  size_t rows;
-  size_t rank;
-  size_t columns;
-  size_t pitch;
-};
-// merged[i * columns + j] = base[i * columns + j] + scale * the sum of left[i * rank + k] * right[k
-// * pitch + j] over rising k. It is in float64, where each product is exact and every other result
-// is rounded one by one, so all processors give the same.
-void merge_tile(const MergedTile& tile, double* merged);
 // Adds the squares of `count` values to four sums: each takes every fourth value.
 void add_squares(const double* values, size_t count, std::span<double, 4> sums);
 // values[i] *= factor, or factors[i].

@@ -15,7 +15,7 @@ std::unique_ptr<RE2> compile_quietly(const std::string& pattern) {
 
 namespace {
 
-// What a glob is as a regular expression that is searched: "'norm'" of "*norm*".
+// Returns the regular expression to search for in place of a glob: "'norm'" for "*norm*".
 std::string regex_of_glob(std::string_view glob) {
   bool from_begin = true;
   bool to_end = true;

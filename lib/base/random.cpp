@@ -10,7 +10,7 @@ namespace dsckpt {
 
 uint64_t random_number() {
   uint64_t number = 0;
-  // So few bytes come whole or not at all.
+  // The system returns so few bytes whole or not at all.
   if (::getrandom(&number, sizeof number, 0) != sizeof number) {
     throw IoError({}, "the system gives no random numbers", errno);
   }

@@ -19,11 +19,12 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Elements looked at together: they stay in the first-level cache from one pass to the next.
+// Elements per step: they stay in the first-level cache from one pass to the next.
 constexpr size_t kPiece = 2048;
-// A sum of as many elements, each times this, is finite.
+// A sum of any number of elements is finite if each is multiplied by this.
 constexpr double kShrink = 0x1p-12;
-// Sums have that many lanes; element i goes to lane i % kLanes, whatever the code.
+// Number of lanes of a sum. Element i goes to lane i % kLanes in every implementation, so that all
+// give the same result.
 constexpr size_t kLanes = 16;
 using Lanes = std::array<double, kLanes>;
 
@@ -58,7 +59,7 @@ Word<T> magnitude(T value) {
   return std::bit_cast<Word<T>>(value) & (~Word<T>{0} >> 1);
 }
 
-// The first pass over a piece.
+// Results of the first pass over a piece.
 template <typename T>
 struct Sums {
   Lanes lanes{};
@@ -102,12 +103,12 @@ bool has_avx2() {
 
 #define DSCKPT_AVX2 __attribute__((target("avx2")))
 
-// Element `i` and the three after it as float64.
+// Loads element `i` and the three after it as float64.
 DSCKPT_AVX2 inline __m256d load_four(const std::byte* values, size_t i) {
   return _mm256_cvtps_pd(_mm_loadu_ps(reinterpret_cast<const float*>(values + i * sizeof(float))));
 }
 
-// The smallest and largest magnitudes of floats have no sign bit: as integers they are in order.
+// Magnitudes are compared as integers: without the sign bit, the bits of floats are in order.
 DSCKPT_AVX2 size_t sum_avx2(const std::byte* values, size_t count, Sums<float>& sums) {
   __m256d lanes[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(),
                       _mm256_setzero_pd()};
@@ -180,7 +181,7 @@ size_t square_avx2(const std::byte*, size_t, double, Lanes&) {
 
 #endif
 
-// They say how many elements of the front they have done.
+// Each returns how many elements at the front are done.
 template <typename T>
 size_t sum_fast(const std::byte*, size_t, Sums<T>&) {
   return 0;
@@ -198,7 +199,7 @@ size_t square_fast<float>(const std::byte* values, size_t count, double mean, La
   return has_avx2() ? square_avx2(values, count, mean, lanes) : 0;
 }
 
-// The mean of finite elements whose sum is `sum`, or beyond float64's range.
+// Returns the mean of finite elements. `sum` is their sum, possibly beyond float64's range.
 template <typename T>
 double mean_of(const std::byte* values, size_t count, double sum) {
   if (std::isfinite(sum)) return sum / static_cast<double>(count);
@@ -207,7 +208,8 @@ double mean_of(const std::byte* values, size_t count, double sum) {
   return shrunk / static_cast<double>(count) / kShrink;
 }
 
-// Moves the finite of `count` elements to the front of `kept` and counts the others.
+// Moves the finite elements to the front of `kept`, counts the others, and returns the number of
+// finite ones.
 template <typename T>
 size_t keep_finite(const std::byte* values, size_t count, T* kept, Statistics& result) {
   size_t finite = 0;
@@ -224,14 +226,14 @@ size_t keep_finite(const std::byte* values, size_t count, T* kept, Statistics& r
   return finite;
 }
 
-// Finite values by the bits of their sign and exponent.
+// Counts finite values by their sign and exponent bits.
 template <typename T>
 void count_octaves(const std::byte* values, size_t count, Histogram& histogram) {
   constexpr int kBias = std::numeric_limits<T>::max_exponent - 1;
   constexpr int kLast = static_cast<int>(Histogram::kBins) - 1;
   constexpr int kMantissa = Bits<T>::kMantissa;
   constexpr Word<T> kExponents = infinity_bits<T>() >> kMantissa;
-  // Two, so that neighbours of one size do not wait for each other.
+  // Two tables, so that equal neighbours do not wait for each other.
   std::array<std::array<uint32_t, 2 * (kExponents + 1)>, 2> counts{};
   for (size_t i = 0; i < count; ++i) {
     const Word<T> bits = load_le<Word<T>>(values + i * sizeof(T));
@@ -267,7 +269,7 @@ void add_piece(const std::byte* values, size_t count, bool with_histogram, CpuCo
   if (count > 0) {
     piece.min = static_cast<double>(sums.min) + 0.0;  // -0.0 + 0.0 is 0.0
     piece.max = static_cast<double>(sums.max) + 0.0;
-    // Rounding may have put it beyond the extremes, and so beyond float64's range.
+    // Rounding may have moved the mean beyond the extremes, and so beyond float64's range.
     piece.mean = std::clamp(mean_of<T>(values, count, total_of(sums.lanes)), piece.min, piece.max);
     Lanes lanes{};
     const size_t done = fast ? square_fast<T>(values, count, piece.mean, lanes) : 0;

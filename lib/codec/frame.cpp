@@ -21,15 +21,15 @@ namespace {
 constexpr uint8_t kRotatedFlag = 0x80;
 constexpr size_t kPlaneHeader = 5;  // method, size
 
-// Judging a plane by some of it: four pieces for its bytes, one for its repetitions.
+// A plane is judged by samples: four pieces for the entropy of its bytes, one for repetitions.
 constexpr size_t kPieces = 4;
 constexpr size_t kPiece = 2048;
 constexpr size_t kSample = 16 << 10;
-// Fewer bits a byte than this are worth the time.
+// A plane with more bits a byte than this is not worth compressing.
 constexpr double kWorthCoding = 7.9;
-// What repetitions must save to be looked for in the whole plane.
+// The whole plane is searched for repetitions if they shrink the sample to less than this part.
 constexpr double kWorthSearching = 0.97;
-// A plane that does not become smaller than this part of it is kept as it is.
+// A plane is stored raw unless compression makes it smaller than this part of its size.
 constexpr double kWorthKeeping = 0.99;
 
 size_t with_memory(size_t result) {
@@ -42,8 +42,7 @@ size_t checked(size_t result) {
   return result;
 }
 
-// Bits a byte of `pieces` of `plane` have, by how often each value occurs there; of all of it if
-// that is one piece.
+// Returns the entropy in bits a byte of `pieces` samples of `plane`. One piece is the whole plane.
 double entropy(ByteSpan plane, size_t pieces) {
   std::array<std::array<uint32_t, 256>, 2> counts{};
   size_t total = 0;
@@ -69,7 +68,6 @@ enum class FrameEncoder::Method : uint8_t {
   entropy = 2,  // zstd without looking for matches; stored as zstd
 };
 
-// A compressor with the given parameters.
 class FrameEncoder::Zstd {
  public:
   explicit Zstd(std::initializer_list<std::pair<ZSTD_cParameter, int>> parameters) {
@@ -79,7 +77,7 @@ class FrameEncoder::Zstd {
     set(ZSTD_c_checksumFlag, 0);
   }
 
-  // How many bytes `plane` becomes in `out`; more than there is room for: ~0.
+  // Returns the compressed size of `plane` in `out`, or ~0 if there is too little room.
   size_t compress(ByteSpan plane, std::span<std::byte> out) {
     const size_t size = with_memory(
         ZSTD_compress2(context_.get(), out.data(), out.size(), plane.data(), plane.size()));
@@ -91,7 +89,7 @@ class FrameEncoder::Zstd {
     void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
   };
 
-  // Another version of zstd may not know a parameter that is experimental.
+  // This parameter is experimental: another version of zstd may not have it.
   void set(ZSTD_cParameter parameter, int value) {
     const size_t result = ZSTD_CCtx_setParameter(context_.get(), parameter, value);
     if (!ZSTD_isError(result)) return;
@@ -102,8 +100,8 @@ class FrameEncoder::Zstd {
   std::unique_ptr<ZSTD_CCtx, Free> context_{ZSTD_createCCtx()};
 };
 
-// The second finds no matches: it takes steps as long as a block. It would not compress literals
-// either if it were not told to.
+// The second compressor finds no matches, since it steps as far as a block is long. With such a
+// target length zstd would not compress literals either, unless told to.
 FrameEncoder::FrameEncoder(int level)
     : matching_(new Zstd(
           {{ZSTD_c_compressionLevel, std::clamp(level, kLowestPackLevel, kHighestPackLevel)}})),
@@ -119,7 +117,7 @@ ByteSpan FrameEncoder::encode(ByteSpan content, PlaneLayout layout) {
   const size_t in_planes = count * layout.width;
   const size_t headers = 1 + layout.width * kPlaneHeader;
   const ByteSpan tail = content.subspan(in_planes);
-  // No plane is stored larger than it is; the rest is room for samples.
+  // No plane is stored larger than it is. The rest of the room is for samples.
   frame_.resize(std::max(frame_.size(), headers + content.size() + ZSTD_compressBound(kSample)));
 
   ByteSpan planes = content;
@@ -161,11 +159,11 @@ FrameEncoder::Method FrameEncoder::choose_method(ByteSpan plane) {
   if (plane.size() <= kSample) return Method::zstd;
   const ByteSpan sample = plane.subspan((plane.size() - kSample) / 2, kSample);
   const double bits = entropy(plane, kPieces);
-  // Bytes as even as these repeat nothing, or it is not for a sample to find.
+  // Bytes this evenly spread hardly repeat, and a sample would not show it.
   if (bits > kWorthCoding) return Method::raw;
   const std::span<std::byte> room = std::span(frame_).subspan(size_);
   const auto with_matches = static_cast<double>(matching_->compress(sample, room));
-  // No byte takes less than a bit of a Huffman code.
+  // A Huffman code takes at least one bit a byte.
   const double bits_each = std::max(entropy(sample, 1), 1.0);
   const double without = bits_each * static_cast<double>(sample.size()) / 8;
   return with_matches < without * kWorthSearching ? Method::zstd : Method::entropy;

@@ -11,7 +11,7 @@
 namespace dsckpt {
 namespace {
 
-// As PNG's: a transfer that takes the file for text damages it at once.
+// Built like PNG's: a transfer in text mode damages it at once.
 constexpr std::string_view kMagic =
     "\x89"
     "DSPACK\n";
@@ -20,8 +20,8 @@ constexpr uint32_t kVersion = 1;
 constexpr uint64_t kFixedSize = 8 + sizeof(Sha256Digest);  // of the index, before the frames
 constexpr uint64_t kEntrySize = 32;
 constexpr uint64_t kHashedFooter = 16;  // index offset and size
-// A zstd block has at least 4 bytes and becomes at most 128 KiB. What claims more has not even to
-// be tried, and whoever believes it runs out of memory.
+// A zstd block has at least 4 bytes and becomes at most 128 KiB. A frame that claims more is
+// refused before memory is allocated for it.
 constexpr uint64_t kMostOfAByte = 32 << 10;
 
 uint64_t hash_of(ByteSpan index, ByteSpan footer) {
@@ -73,7 +73,7 @@ PackedIndex::Place PackedIndex::find(ByteSpan header, ByteSpan footer, uint64_t 
                                "; this program reads version " + std::to_string(kVersion));
   }
   if (begin.read<uint32_t>() != 0) {
-    throw CorruptError({.offset = kHeaderSize - 4}, "not zero where it has to be");
+    throw CorruptError({.offset = kHeaderSize - 4}, "a reserved field is not zero");
   }
   const uint64_t footer_at = file_size - kFooterSize;
   ByteReader end(footer, footer_at);

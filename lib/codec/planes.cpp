@@ -7,11 +7,10 @@
 namespace dsckpt {
 namespace {
 
-// Elements that are taken apart before the next ones are: they stay in the first-level cache while
-// each of their planes is written.
+// Elements per step: they stay in the first-level cache while each of their planes is written.
 constexpr size_t kBlock = 2048;
 
-// Simple loops, which the compiler makes vectors of: as long ones as the processor has.
+// Loops simple enough for the compiler to vectorise, with the widest vectors of the processor.
 template <typename T, bool kRotated>
 [[gnu::always_inline]] inline void split_loop(const std::byte* elements, std::byte* planes,
                                               size_t count) {

@@ -1,6 +1,6 @@
 #include "codec/xxh3.h"
 
-// Compiled in, since archives of libxxhash lack what chooses at run time.
+// The header is compiled in, since static libraries of libxxhash lack the dispatch at run time.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -1,5 +1,5 @@
-// All of this file is compiled for AVX2. Nothing else may be here, and no header with inline
-// functions: the linker could take this file's copies of them for everybody's.
+// This whole file is compiled for AVX2. It must not define or include other inline functions: the
+// linker could use this file's copies of them everywhere.
 #include "codec/xxh3_avx2.h"
 
 #define XXH_INLINE_ALL

@@ -17,13 +17,12 @@
 namespace dsckpt {
 namespace {
 
-// A range of bytes.
 struct Range {
   uint64_t begin;
   uint64_t end;
 };
 
-// Whether the first record is that of a zip which torch wrote (PyTorchStreamWriter).
+// Returns whether the first record is data.pkl, as in torch's zips (PyTorchStreamWriter).
 bool is_torch_zip(const InputFile& file) {
   constexpr uint64_t kNameReach = 512;
   const std::vector<std::byte> head =
@@ -34,21 +33,21 @@ bool is_torch_zip(const InputFile& file) {
   return name.ends_with("data.pkl");
 }
 
-// nullopt for what is no zip, and for a compressed one, say, whose records are none of torch's:
-// such a file is copied as bytes at most.
+// Returns nullopt for files that are not zips, and for zips that torch cannot have written, such as
+// compressed ones. Plans can only copy those as bytes.
 std::optional<ZipReader> open_zip(const InputFile& file, FileId id) {
   if (!ZipReader::probe(file)) return std::nullopt;
   try {
     return ZipReader::open(file, id);
   } catch (const CorruptError& error) {
-    throw CorruptError(error).with_hint("move the file out of the folder to go on without it");
+    throw CorruptError(error).with_hint("move the file out of the folder to continue without it");
   } catch (const UnsupportedError&) {
     if (is_torch_zip(file)) throw;
     return std::nullopt;
   }
 }
 
-// Plans go through their inputs from front to back, mostly.
+// Most plans read their inputs from front to back, so the newest range often just grows.
 void add(std::vector<Range>& ranges, const Extent& extent) {
   if (extent.size == 0) return;
   if (!ranges.empty() && extent.offset >= ranges.back().begin &&
@@ -59,7 +58,7 @@ void add(std::vector<Range>& ranges, const Extent& extent) {
   }
 }
 
-// Sorted, with what touches or overlaps joined.
+// Sorts the ranges, and joins those that touch or overlap.
 void join(std::vector<Range>& ranges) {
   std::sort(ranges.begin(), ranges.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
@@ -76,8 +75,8 @@ void join(std::vector<Range>& ranges) {
 
 enum class Read : uint8_t { nothing, data, all };
 
-// What is read of the record. Its data is not yet located: a range that begins behind the header's
-// first byte is taken to be of data.
+// Returns what the plan reads of a record. The position of its data is unknown yet: a range that
+// begins after the first byte of the header counts as data.
 Read read_of(const ZipEntry& entry, const std::vector<Range>& ranges) {
   const auto range =
       std::upper_bound(ranges.begin(), ranges.end(), entry.header_offset,
@@ -86,7 +85,7 @@ Read read_of(const ZipEntry& entry, const std::vector<Range>& ranges) {
   return range->begin <= entry.header_offset ? Read::all : Read::data;
 }
 
-// Adds those of one zip. `name` is what it holds, if it is one of many in its file.
+// Adds the records of one zip. `name` is its tensor if the file has many zips.
 void add_records(const ZipReader& zip, const std::string& name, const std::vector<Range>& ranges,
                  Frames frames, std::vector<InputRecord>& records) {
   for (const ZipEntry& entry : zip.entries()) {
@@ -126,7 +125,7 @@ std::vector<InputRecord> records_in(const InputFiles& inputs, FileId id,
   return records;
 }
 
-// `ranges`: of each file, by its number; where there are none it is not looked at.
+// `ranges`: for each file, by its number. Files without ranges are not opened.
 std::vector<InputRecord> records_in(const InputFiles& inputs,
                                     const std::vector<std::vector<Range>>& ranges, Frames frames) {
   std::vector<std::vector<InputRecord>> found(ranges.size());
@@ -142,8 +141,8 @@ std::vector<InputRecord> records_in(const InputFiles& inputs,
   return records;
 }
 
-// What lies around the records is compared when the plan runs: a checkpoint can have a million of
-// them, most of them empty.
+// Bytes around the records are compared only when the plan runs: a checkpoint can have a million
+// records, most of them empty.
 void put_records(PlanBuilder& plan, OutputId out, FileId file, uint64_t size,
                  std::vector<Extent> records) {
   std::sort(records.begin(), records.end(),

@@ -11,11 +11,11 @@
 namespace dsckpt {
 namespace {
 
-// What differs mostly differs at once, so the first look is short.
+// Most differences show at once, so the first comparison is short.
 constexpr int64_t kFirstLook = 1024;
 constexpr int64_t kChunk = 256 << 10;
 
-// Calls `holds(first, count)` for runs of `numel` elements until one does not.
+// Calls `holds(first, count)` for pieces of `numel` elements until it returns false.
 template <typename F>
 bool holds_throughout(int64_t numel, F&& holds) {
   for (int64_t at = 0, count = 0; at < numel; at += count) {

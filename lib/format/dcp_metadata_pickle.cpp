@@ -20,7 +20,7 @@
 namespace dsckpt {
 namespace {
 
-// A new dict takes its items in batches, so that a reader's stack stays small.
+// New dicts take their items in batches, so that the stack of a reader stays small.
 constexpr size_t kItemsAtOnce = 1000;
 
 struct ShapeHash {
@@ -29,7 +29,7 @@ struct ShapeHash {
   }
 };
 
-// The opcodes of protocol 4. What may come again is given a number (MEMOIZE) and got by it.
+// Writes the opcodes of protocol 4. A value that may be used again gets a memo number (MEMOIZE).
 class MetadataPickle {
   using Opcode = pickle::Opcode;
   using enum pickle::Opcode;
@@ -40,7 +40,7 @@ class MetadataPickle {
     op(kProto);
     out_.push_back(4);
     object(dcp::kMetadata, "Metadata");
-    // First, since the names in its many items get small numbers then.
+    // This comes first so that the names in its many items get small numbers.
     string("storage_data");
     storage_data(metadata);
     string("state_dict_metadata");
@@ -104,7 +104,7 @@ class MetadataPickle {
     } else {
       std::string bytes;
       append_le(bytes, value);
-      bytes.push_back('\0');  // two's complement: the highest bit is the sign
+      bytes.push_back('\0');  // the highest bit is the sign (two's complement)
       while (bytes[bytes.size() - 1] == '\0' && static_cast<int8_t>(bytes[bytes.size() - 2]) >= 0) {
         bytes.pop_back();
       }
@@ -123,7 +123,7 @@ class MetadataPickle {
     globals_.emplace(key, memoize());
   }
 
-  // An object without state. With built(), what is between them becomes its attributes.
+  // An object without state. The items between object() and built() become its attributes.
   void object(std::string_view module, std::string_view name) {
     bare_object(module, name);
     op(kEmptyDict);
@@ -139,7 +139,7 @@ class MetadataPickle {
     op(kNewObj);
   }
 
-  // Around the items of a tuple.
+  // The two calls enclose the items of a tuple.
   void open_tuple(size_t size) {
     if (size > 3) op(kMark);
   }
@@ -158,7 +158,7 @@ class MetadataPickle {
     shapes_.emplace(shape, memoize());
   }
 
-  // Items of a dict, which are counted, so that a batch ends in time.
+  // The items of a dict. They are counted for the ends of the batches.
   class Items {
    public:
     explicit Items(MetadataPickle& pickle) : pickle_(pickle) { pickle_.op(kEmptyDict); }
@@ -211,7 +211,7 @@ class MetadataPickle {
     if (is_shared) shared->second = memoize();
   }
 
-  // Hashed by its attributes: it has them before it becomes a key.
+  // Readers hash the object by its attributes, so they are set before it becomes a key.
   void index(std::string_view name, const DcpChunk* chunk, size_t number) {
     object(dcp::kMetadata, "MetadataIndex");
     string("fqn");
@@ -295,14 +295,14 @@ class MetadataPickle {
     known->second = memoize();
   }
 
-  // Tensors that are cut alike have one list: nobody changes it.
+  // Tensors with equal cuts share one list, since loaders do not change it.
   void chunks(const std::vector<DcpChunk>& chunks) {
     Shape cut;
     for (const DcpChunk& chunk : chunks) {
       cut.insert(cut.end(), chunk.offsets.begin(), chunk.offsets.end());
       cut.insert(cut.end(), chunk.sizes.begin(), chunk.sizes.end());
     }
-    // Where a box ends is not in it.
+    // The count shows where the offsets and sizes of boxes end.
     cut.push_back(static_cast<int64_t>(chunks.size()));
     if (const auto known = cuts_.find(cut); known != cuts_.end()) return get(known->second);
     op(kEmptyList);
@@ -340,14 +340,14 @@ class MetadataPickle {
 
   std::string out_;
   Number next_ = 0;
-  // Views into the metadata that is written.
+  // The keys are views into the metadata.
   KeyedMap<std::string_view, Number> strings_;
   std::map<std::pair<std::string_view, std::string_view>, Number> globals_;
   std::unordered_map<Shape, Number, ShapeHash> shapes_;
   std::unordered_map<Shape, Number, ShapeHash> cuts_;
   std::map<std::pair<DType, bool>, Number> properties_;
   std::optional<Number> bytes_;
-  // Those that several values have, and their numbers once they are written.
+  // Places that several values have, with their memo numbers once they are written.
   std::map<PlaceKey, std::optional<Number>> shared_places_;
 };
 

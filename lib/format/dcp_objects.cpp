@@ -17,7 +17,7 @@ constexpr std::string_view kStorageInfo = "_StorageInfo";
 uint64_t size_in(const Value& attributes, std::string_view key) {
   const Value value = attributes.at(key);
   if (!value.is(Kind::integer) || value.as_int() < 0) {
-    throw CorruptError({}, "'" + std::string(key) + "' of a value is no size");
+    throw CorruptError({}, "'" + std::string(key) + "' of a value is not a size");
   }
   return static_cast<uint64_t>(value.as_int());
 }

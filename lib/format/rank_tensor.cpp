@@ -22,12 +22,14 @@ bool is_class(const Value& value, std::string_view name) {
   return module.starts_with("torch.distributed") && called == name;
 }
 
-// The class of an object that pickle makes without calling __init__, or with its arguments.
+// Returns whether the object has this class. Pickles make it by __new__, or by a call with
+// arguments.
 bool is_object_of(const Value& value, std::string_view name) {
   return value.is(Kind::object) && is_class(value.as_object().callable, name);
 }
 
-// The attributes of an object: its state, of one with __slots__ the second of two.
+// Returns an attribute of an object. With __slots__ the state is a pair, whose second part has
+// them.
 Value attribute(const Value& object, std::string_view key) {
   if (!object.is(Kind::object)) return {};
   const Value& state = object.as_object().state;
@@ -35,7 +37,7 @@ Value attribute(const Value& object, std::string_view key) {
   return (two.size() == 2 ? two[1] : state).find_or_none(key);
 }
 
-// The same, or argument `number` of the call that makes it.
+// Returns an attribute, or else argument `number` of the call that makes the object.
 Value setting(const Value& object, std::string_view key, size_t number) {
   const Value value = attribute(object, key);
   if (!value.is_none() || !object.is(Kind::object)) return value;
@@ -43,7 +45,8 @@ Value setting(const Value& object, std::string_view key, size_t number) {
   return number < arguments.size() ? arguments[number] : Value();
 }
 
-// _rebuild_from_type_v2(function, class, arguments, state), without the Parameter around it.
+// Returns _rebuild_from_type_v2(function, class, arguments, state), without the Parameter around
+// it.
 const ObjectNode* typed(const Value& value) {
   if (!value.is(Kind::object)) return nullptr;
   const ObjectNode& object = value.as_object();
@@ -70,7 +73,7 @@ int64_t product(const Value& value) {
   return all;
 }
 
-// How many ranks each dimension of the mesh has.
+// Returns the number of ranks in each dimension of the mesh.
 std::vector<int64_t> mesh_sizes(const TorchArchive& archive, const Value& mesh) {
   std::vector<int64_t> sizes;
   if (const Value layout = attribute(mesh, "_layout"); !layout.is_none()) {
@@ -94,7 +97,7 @@ std::vector<int64_t> mesh_sizes(const TorchArchive& archive, const Value& mesh) 
   return sizes;
 }
 
-// torch.chunk: the range that chunk `index` of `count` has of [first, first + size).
+// torch.chunk: narrows [first, first + size) to chunk `index` of `count`.
 void narrow_to_chunk(int64_t& first, int64_t& size, int64_t count, int64_t index) {
   const int64_t full = size / count + (size % count != 0 ? 1 : 0);
   const int64_t start = std::min(size, full * index);
@@ -107,8 +110,9 @@ struct Placed {
   std::optional<int64_t> split_factor;  // of a _StridedShard
 };
 
-// In which order the dimensions of the mesh have cut a dimension of the tensor: from left to right,
-// but a _StridedShard after as many of those to its right as `split_factor` tells.
+// Returns the dimensions of the mesh in the order in which they cut a dimension of the tensor. They
+// cut from left to right. A _StridedShard cuts after those to its right whose sizes multiply to
+// `split_factor`.
 std::vector<size_t> cut_order(const std::vector<Placed>& placed,
                               const std::vector<int64_t>& sizes) {
   std::vector<size_t> order;
@@ -135,7 +139,7 @@ RankTensor dtensor(const TorchArchive& archive, RankTensor tensor, const Value& 
     refuse("mesh");
   }
   const auto coordinate = attribute(mesh, "_coordinate_on_dim").sequence_or_empty();
-  if (coordinate.empty()) return tensor;  // a rank outside of the mesh has nothing
+  if (coordinate.empty()) return tensor;  // a rank outside the mesh has no elements
   if (coordinate.size() != sizes.size()) refuse("coordinate");
 
   std::vector<std::vector<Placed>> cuts(tensor.shape.size());

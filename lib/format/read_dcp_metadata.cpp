@@ -23,10 +23,10 @@ constexpr std::string_view kTensorClass = "TensorStorageMetadata";
 constexpr std::string_view kBytesClass = "BytesStorageMetadata";
 constexpr std::string_view kChunkClass = "ChunkStorageMetadata";
 
-// Until torch 2.2 the class lay here.
+// torch below 2.2 has the class here.
 constexpr std::string_view kOldProperties = "torch.distributed._shard.sharded_tensor.metadata";
-// dtype, layout, requires_grad, memory format, pin_memory; since torch 2.15 the strides of what was
-// saved, which say nothing of its bytes in the file.
+// dtype, layout, requires_grad, memory format and pin_memory. Since torch 2.15 also the strides of
+// the saved tensor, which do not affect its bytes in the file.
 constexpr size_t kFewestProperties = 5;
 constexpr size_t kMostProperties = 6;
 
@@ -75,7 +75,7 @@ void check_strided(const Value& value) {
   throw CorruptError({}, describe(value) + " where a layout was expected");
 }
 
-// None, or a number for each dimension.
+// Accepts None, or a number for each dimension.
 void check_strides(const Value& value, const Shape& shape) {
   if (value.is_none()) return;
   const auto strides = value.sequence_or_empty();
@@ -105,7 +105,7 @@ DcpTensor tensor_of(const Value& value) {
   return tensor;
 }
 
-// Completes a tensor_of(value), or throws UnsupportedError.
+// Completes the result of tensor_of(value). Throws UnsupportedError.
 void read_properties(const Value& value, DcpTensor& tensor) {
   const Value attributes = dcp::attributes_of(value, dcp::kMetadata, kTensorClass);
   const auto properties = properties_of(attributes.at("properties"));
@@ -123,7 +123,7 @@ void read_properties(const Value& value, DcpTensor& tensor) {
   }
 }
 
-// A class of torch.distributed.checkpoint.metadata, by its name; "" for anything else.
+// Returns the name of a class in torch.distributed.checkpoint.metadata, or "" for anything else.
 std::string_view class_of(const Value& value) {
   if (!value.is(Kind::object)) return "";
   const ObjectNode& object = value.as_object();
@@ -132,7 +132,7 @@ std::string_view class_of(const Value& value) {
   return module == dcp::kMetadata ? name : "";
 }
 
-// Where one chunk lies, or a whole value that is no tensor.
+// The place of a chunk, or of a value that is not a tensor.
 struct PlacedChunk {
   Shape offsets;
   DcpPlace place;
@@ -146,14 +146,15 @@ class MetadataReader {
  public:
   DcpMetadata read(const Value& root) {
     const Value attributes = dcp::attributes_of(root, dcp::kMetadata, "Metadata");
-    dcp::refuse_unknown(
-        attributes, "Metadata",
-        {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"});
+    // Megatron-Core adds `all_local_plans`, by which a next save is planned as this one was.
+    dcp::refuse_unknown(attributes, "Metadata",
+                        {"state_dict_metadata", "planner_data", "storage_data", "storage_meta",
+                         "version", "all_local_plans"});
     for (const auto& [key, value] : dict_in(attributes, "state_dict_metadata").items) {
       read_value(std::string(key.as_string()), value);
     }
     read_places(dict_in(attributes, "storage_data"));
-    // Savers of other planners may have anything here.
+    // Other planners may save anything here.
     const Value paths = attributes.find_or_none("planner_data");
     if (paths.is(Kind::dict)) {
       read_paths(paths.as_dict());
@@ -181,7 +182,7 @@ class MetadataReader {
     });
   }
 
-  // Keeps for the value why `look` finds that it is not supported.
+  // Calls `look`, and keeps the reason in the value if it throws UnsupportedError.
   template <typename Look>
   static void supports(DcpValue& value, const Look& look) {
     try {
@@ -229,12 +230,13 @@ class MetadataReader {
           is_same(placed[i].place, placed[i - 1].place)) {
         continue;
       }
-      throw CorruptError({}, "has two places for what begins at " + to_text(placed[i].offsets));
+      throw CorruptError(
+          {}, "has two places for the chunk that begins at " + to_text(placed[i].offsets));
     }
     if (!value.tensor) {
       if (placed.empty()) throw CorruptError({}, "has no place in the files");
       if (!placed.back().offsets.empty()) {
-        throw CorruptError({}, "is no tensor, but has a place for what begins at " +
+        throw CorruptError({}, "is no tensor, but has a place for a chunk that begins at " +
                                    to_text(placed.back().offsets));
       }
       value.pickle = std::move(placed.front().place);
@@ -254,7 +256,7 @@ class MetadataReader {
       }
     }
     for (size_t i = 0; i < placed.size(); ++i) {
-      // The same place again stands beside the one that was found.
+      // A duplicate of a place that was used is no error.
       const bool again = i > 0 && placed[i].offsets == placed[i - 1].offsets;
       if (used[i] || again || !value.unsupported.empty()) continue;
       throw CorruptError(
@@ -279,7 +281,8 @@ class MetadataReader {
     }
   }
 
-  // `state_dict_metadata` has what rank 0 wrote before what the others did.
+  // `state_dict_metadata` lists rank 0's values before those of other ranks, so the order of
+  // `planner_data` is taken.
   void sort_by(const pickle::DictNode& paths) {
     KeyedMap<std::string_view, size_t> places;
     for (const auto& [key, path] : paths.items) {

@@ -42,7 +42,7 @@ void read_same(const InputFiles& inputs, const SourceRun& run, uint64_t at,
   }
 }
 
-// Piece by piece, so that the operands need little memory.
+// Combines in pieces, so that the operands need little memory.
 void read_combined(const InputFiles& inputs, const SourceRun& run, std::span<std::byte> out) {
   std::vector<std::byte> buffer(std::min(out.size(), kPieceBytes));
   const auto& read = run.combine == Combine::mean ? read_mean : read_same;
@@ -52,10 +52,10 @@ void read_combined(const InputFiles& inputs, const SourceRun& run, std::span<std
   }
 }
 
-// What is in many short pieces is read at once if there is no more from the first to the last.
+// Many short pieces are read at once if the range around them is at most this long.
 constexpr uint64_t kMostAtOnce = 1 << 20;
 
-// From the first byte to the last of elements that lie in several rows.
+// Returns the range around elements that lie in several rows, or nullopt.
 std::optional<Extent> span_of_rows(const TensorSource& source, int64_t first, int64_t count) {
   std::optional<Extent> span;
   uint64_t rows = 0;
@@ -70,7 +70,7 @@ std::optional<Extent> span_of_rows(const TensorSource& source, int64_t first, in
   return rows > 1 ? span : std::nullopt;
 }
 
-// Picks elements out of the bytes of span_of_rows().
+// Copies the elements out of the bytes of span_of_rows().
 void pick_rows(const TensorSource& source, int64_t first, int64_t count, const Extent& span,
                std::span<const std::byte> bytes, std::span<std::byte> out) {
   source.lower(first, count, [&](const SourceRun& run) {
@@ -82,7 +82,7 @@ void pick_rows(const TensorSource& source, int64_t first, int64_t count, const E
   });
 }
 
-// Row after row, and within it column after column if there are several.
+// Reads row by row, and the columns of each row in turn.
 void read_rows(const InputFiles& inputs, const SourceRun& run, std::span<std::byte> out) {
   for (uint64_t row = 0; row < run.rows; ++row) {
     for (const Rows& rows : run.sources()) {
@@ -117,7 +117,7 @@ void read_elements(const InputFiles& inputs, const TensorSource& source, int64_t
       case Combine::mean:
       case Combine::same:
         return read_combined(inputs, run, target);
-      case Combine::weighted:  // are of float64, which is no type of it: see above
+      case Combine::weighted:  // float64 only; see above
       case Combine::low_rank:
       case Combine::zeros:
         std::fill(target.begin(), target.end(), std::byte{0});

@@ -18,8 +18,7 @@ namespace {
 constexpr uint64_t kMaxHeader = 100'000'000;  // tensor.rs MAX_HEADER_SIZE
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-// The order in which tensor.rs writes tensors: its Dtype enum backwards, so that the alignment
-// falls.
+// tensor.rs writes tensors in this order: its Dtype enum backwards, so that the alignment falls.
 constexpr std::array kWriteOrder = {
     DType::uint64,
     DType::int64,
@@ -48,7 +47,7 @@ size_t write_rank(DType dtype) {
   return static_cast<size_t>(found - kWriteOrder.begin());
 }
 
-// A tensor as the header describes it, still unchecked.
+// A tensor's entry in the header, still unchecked.
 struct Described {
   std::string name;
   std::optional<std::string> dtype;
@@ -56,8 +55,8 @@ struct Described {
   std::optional<std::vector<uint64_t>> offsets;
 };
 
-// Takes the header's JSON event by event: nothing deeper than a tensor's two arrays is accepted, so
-// nesting cannot grow, and every key is seen, so none can come twice.
+// Takes the events of the header's JSON. It accepts nothing deeper than a tensor's two arrays, so
+// nesting cannot grow. It sees every key, so no key can come twice.
 class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderHandler(uint64_t base) : base_(base) {}
@@ -210,13 +209,13 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   KeyedSet<std::string> names_;
 };
 
-// Types of tensor.rs 0.8 whose elements torch has no tensors of.
+// Types of tensor.rs 0.8 that no tensor of torch has.
 bool is_six_bits(std::string_view dtype) {
   return dtype == "F6_E2M3" || dtype == "F6_E3M2";
 }
 
-// The header counts elements of F4, torch the bytes of two. safetensors/torch.py stretches the last
-// dimension.
+// The header counts elements of F4, but torch counts bytes of two elements each.
+// safetensors/torch.py stretches the last dimension.
 Shape shape_in_header(DType dtype, Shape shape) {
   if (dtype != DType::float4_e2m1fn_x2) return shape;
   if (shape.empty() || shape.back() > std::numeric_limits<int64_t>::max() / 2) {
@@ -266,7 +265,7 @@ SafetensorsEntry check_entry(Described&& tensor, FileId file, uint64_t data, uin
   });
 }
 
-// Exactly as serde_json escapes.
+// Escapes exactly like serde_json.
 std::string quoted(const std::string& text, const std::string& path) {
   try {
     return nlohmann::json(text).dump();
@@ -307,7 +306,7 @@ SafetensorsFile SafetensorsFile::open(const InputFiles& files, FileId id) {
     if (!text.starts_with('{')) {
       throw CorruptError({.offset = 8}, "not a safetensors file: the header does not start with {");
     }
-    // nlohmann's lexer takes NUL for the end of the text.
+    // nlohmann's lexer would stop at a NUL.
     if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
       throw CorruptError({.offset = 8 + nul}, "the header is not valid JSON");
     }

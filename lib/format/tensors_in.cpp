@@ -12,7 +12,7 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
-// Keys as Python writes them, but for the quotes around text.
+// Returns a key as Python prints it, but text without quotes.
 std::string key_text(const Value& key) {
   switch (key.kind()) {
     case Kind::none:
@@ -22,7 +22,7 @@ std::string key_text(const Value& key) {
     case Kind::tuple: {
       std::string text;
       for (const Value& part : key.as_sequence()) {
-        if (part.is(Kind::tuple)) return "<tuple>";  // deeper than names go
+        if (part.is(Kind::tuple)) return "<tuple>";  // deeper than in any name
         text += (text.empty() ? "(" : ", ") + key_text(part);
       }
       return text.empty() ? "()" : text + ")";
@@ -36,15 +36,16 @@ std::string key_text(const Value& key) {
   }
 }
 
-// torch/_utils.py, torch/_tensor.py _rebuild_from_type_v2(function, type, arguments, state)
+// Functions of torch/_utils.py, and torch/_tensor.py _rebuild_from_type_v2(function, type,
+// arguments, state).
 bool is_of_torchs_rebuilders(const Value& callable) {
   if (!callable.is(Kind::global)) return false;
   const auto [module, name] = callable.as_global();
   return (module == "torch._utils" || module == "torch._tensor") && name.starts_with("_rebuild");
 }
 
-// Containers that are made of what they hold, and objects as protocols 0 and 1 make them, of which
-// copyreg._reconstructor(class, object, None) gets the class alone.
+// Containers are made from their items. Protocols 0 and 1 make an object from its class alone:
+// copyreg._reconstructor(class, object, None).
 bool makes_no_tensor(const Value& callable) {
   if (!callable.is(Kind::global)) return false;
   const std::string_view module = callable.as_global().first;

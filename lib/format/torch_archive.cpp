@@ -69,7 +69,7 @@ bool rebuilds_tensor(const Value& callable, const Value& arguments) {
   }
 }
 
-// A tensor's pickle taken apart, nothing resolved yet.
+// The parts of a tensor's pickle, unresolved.
 struct Rebuilt {
   Value storage;
   Value offset;
@@ -141,7 +141,7 @@ Rebuilt take_apart(const Value& callable, const Value& arguments) {
   return tensor;
 }
 
-// torch takes the top folder of the first record for the archive's name.
+// torch uses the top folder of the first record as the archive's name.
 std::string prefix_of(const ZipReader& zip) {
   if (zip.entries().empty()) throw CorruptError({}, "a zip file without records");
   const std::string_view first = zip.entries().front().name;
@@ -149,7 +149,7 @@ std::string prefix_of(const ZipReader& zip) {
   return slash == std::string_view::npos ? "" : std::string(first.substr(0, slash));
 }
 
-// What files may have in common is worth no more memory than this.
+// Limits the memory for pickles that files may share.
 constexpr size_t kMaxSharedBytes = size_t{32} << 20;
 
 std::shared_ptr<const pickle::Document> parsed(const std::vector<std::byte>& bytes,
@@ -172,7 +172,7 @@ struct TorchArchive::Impl {
   struct Place {
     uint64_t begin;
     uint64_t end;
-    std::string_view name;  // of the record or the key
+    std::string_view name;  // the name of the record, or the key
   };
 
   const InputFile* file = nullptr;
@@ -182,13 +182,14 @@ struct TorchArchive::Impl {
   std::shared_ptr<const pickle::Document> document;
   KeyedMap<std::string, Extent> legacy_storages;
 
-  // Where the data of a zip's storages begins, by the number of the record, found when first asked
-  // for: it takes a read of the local header. 0 where it was not; empty if it never was.
+  // The offset of each storage's data, by the number of its record. It is found on demand, since
+  // that needs a read of the local header. An unknown offset is 0; the list is empty until the
+  // first is found.
   mutable std::mutex mutex;
   mutable std::vector<uint64_t> found;
   mutable std::vector<bool> is_checked;  // by the number of the record; empty if none is
   mutable std::vector<Place> places;     // by offset; empty until they are asked for
-  // The numbers that scalar() has read, by where they lie: many parameters share one step.
+  // Results of scalar(), by position: many parameters share one step.
   mutable std::map<std::pair<uint64_t, DType>, double> scalars;
 
   std::string member(const std::string& key) const {
@@ -205,7 +206,7 @@ struct TorchArchive::Impl {
     if (data == nullptr) {
       throw CorruptError({}, "a zip file, but not one of torch.save: it has no record data.pkl");
     }
-    // torch (PyTorchStreamReader::getAllRecords) loads nothing then.
+    // torch refuses such a file (PyTorchStreamReader::getAllRecords).
     const std::string folder = prefix + "/";
     for (const ZipEntry& entry : zip->entries()) {
       if (!entry.name.starts_with(folder)) {
@@ -246,7 +247,7 @@ struct TorchArchive::Impl {
     });
   }
 
-  // What has byte `offset`; nullptr if nothing does.
+  // Returns the record or storage that holds byte `offset`, or nullptr.
   const Place* place_at(uint64_t offset) const {
     const std::lock_guard lock(mutex);
     if (places.empty()) {
@@ -274,8 +275,8 @@ struct TorchArchive::Impl {
     return std::string(as_text(bytes));
   }
 
-  // Where `storage`, which is called `name`, is in a zip; nullptr in other files. Throws unless the
-  // file has it, as long as the pickle says.
+  // Returns the entry of `storage`, whose record is `name`, or nullptr in files that are not zips.
+  // Throws if the file lacks it, or if its size differs from the pickle's.
   const ZipEntry* checked_storage(const StorageId& storage, const std::string& name) const {
     const ZipEntry* entry = zip ? zip->find(name) : nullptr;
     const auto legacy = zip ? legacy_storages.end() : legacy_storages.find(storage.key);
@@ -295,8 +296,8 @@ struct TorchArchive::Impl {
   }
 
   Extent record_extent(const ZipEntry& entry) const {
-    // Files of stage 3 have an empty storage for every parameter: reading where they lie would be
-    // most of the work.
+    // Files of stage 3 have an empty storage for every parameter. Reads of all their headers would
+    // take most of the time.
     if (entry.size == 0) return {part.file, 0, 0};
     const auto index = static_cast<size_t>(&entry - zip->entries().data());
     {
@@ -310,7 +311,7 @@ struct TorchArchive::Impl {
     return extent;
   }
 
-  // What decides anything is no better than what is copied. Throws CorruptError.
+  // A value that decides something is checked like bytes that are copied. Throws CorruptError.
   void check_record(const ZipEntry& entry) const {
     if (!zip->has_checksums()) return;
     const auto index = static_cast<size_t>(&entry - zip->entries().data());
@@ -371,7 +372,7 @@ struct TorchArchive::Impl {
     });
   }
 
-  // The tensor's own bytes.
+  // Returns the range of the tensor's own bytes.
   Extent extent(const Checked& tensor) const {
     if (tensor.size == 0) return {part.file, 0, 0};
     const Extent storage = storage_extent(tensor.info.storage_key, tensor.entry);
@@ -396,7 +397,7 @@ std::shared_ptr<const pickle::Document> SharedPickles::parse(std::vector<std::by
   if (auto known = find(bytes)) return known;
   if (bytes.size() <= kMaxSharedBytes - kept_bytes_) {
     kept_bytes_ += bytes.size();
-    const std::string_view key = as_text(bytes);  // of bytes that moving leaves where they are
+    const std::string_view key = as_text(bytes);  // moving the vector does not move its bytes
     parsed_.emplace(key, Parsed{std::move(bytes), document});
   }
   return document;

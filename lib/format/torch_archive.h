@@ -93,8 +93,8 @@ class TorchArchive {
 
   // True if `value` is a tensor or nn.Parameter: an object made by a rebuild function of torch.
   // These are torch._utils' _rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3,
-  // _rebuild_parameter, _rebuild_parameter_with_state, and torch._tensor._rebuild_from_type_v2
-  // around one of them.
+  // _rebuild_parameter and _rebuild_parameter_with_state. torch._tensor._rebuild_from_type_v2 may
+  // be around one of them.
   static bool is_tensor(const pickle::Value& value);
   // The tuple that begins with a tensor's storage, its offset there, its sizes and its strides, in
   // this order. Throws CorruptError if `value` is not a tensor or the tuple is too short.

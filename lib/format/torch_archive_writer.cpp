@@ -17,8 +17,8 @@ using pickle::Document;
 using pickle::ObjectNode;
 using pickle::Value;
 
-// inline_container.cc basename(): the file name up to its last dot. torch.save hands paths that are
-// not ASCII over as streams, and streams have the name "archive".
+// inline_container.cc basename(): the file name up to its last dot. For a path that is not ASCII
+// torch.save opens a stream, and the archive's name is "archive".
 std::string archive_name(std::string_view path) {
   const bool ascii = std::all_of(path.begin(), path.end(),
                                  [](char c) { return static_cast<unsigned char>(c) < 0x80; });
@@ -75,7 +75,7 @@ Value TorchArchiveWriter::tensor(StorageId storage, Shape shape, int64_t storage
   const DType dtype = in.data.dtype();
   if (!strides) strides = contiguous_strides(shape);
   if (storage_offset < 0) throw InconsistentError({}, "a tensor that starts before its storage");
-  // Checks that every element lies inside.
+  // This checks that every element lies inside.
   const auto begin = static_cast<uint64_t>(storage_offset);
   const auto numel = static_cast<uint64_t>(in.data.numel());
   if (dsckpt::numel(shape) > 0) {

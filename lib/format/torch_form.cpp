@@ -26,7 +26,7 @@ bool is_tar(std::string_view head) {
   }
   const std::string_view field = head.substr(kSum, kSumSize);
   int64_t octal = 0;
-  uint64_t binary = 0;  // two's complement, where the first byte says that it is one
+  uint64_t binary = 0;  // two's complement, if the first byte marks it
   for (const char c : field) {
     if (c >= '0' && c <= '7') octal = octal * 8 + (c - '0');
   }

@@ -24,7 +24,7 @@ using namespace std::literals;
 
 constexpr int64_t kProtocolVersion = 1001;
 
-// Pickles carry no length, and behind them lie storages of any size.
+// A pickle does not store its length, and storages of any size follow it.
 pickle::Document read_pickle(const InputFile& file, uint64_t& offset) {
   const pickle::Limits limits;
   const ByteSource rest = source_of(file).from(offset);
@@ -52,7 +52,7 @@ uint64_t non_negative(const pickle::Value& value, const char* what) {
   return static_cast<uint64_t>(number);
 }
 
-// Torch's are numbers, and each tensor has a copy of it.
+// torch's keys are short numbers, and each tensor has a copy of its key.
 constexpr size_t kMaxStorageKey = 1000;
 
 }  // namespace

@@ -23,7 +23,8 @@ bool is_optimizer(const Value& value) {
           value.find_or_none("param_groups").is(Kind::tuple));
 }
 
-// The number of dimensions of a plain tensor or one rank's; nullopt of anything else.
+// Returns the number of dimensions of a tensor, plain or one rank's. Returns nullopt for other
+// values.
 std::optional<size_t> dims_of(const Value& value) {
   if (TorchArchive::is_tensor(value)) {
     const auto arguments = TorchArchive::view_arguments(value).sequence_or_empty();
@@ -35,7 +36,8 @@ std::optional<size_t> dims_of(const Value& value) {
   return std::nullopt;
 }
 
-// A dict of names and tensors, some of which have dimensions: metrics and random states are none.
+// Returns whether the value is a dict of names and tensors. At least one tensor must have
+// dimensions, which metrics lack.
 bool is_state_dict(const Value& value) {
   if (!value.is_mapping() || is_optimizer(value)) return false;
   bool has_some = false;
@@ -58,7 +60,7 @@ void add_value(const std::string& key, const Value& value, TrainingFile& found) 
   } else if (is_state_dict(value) && !is_called_random(key)) {
     found.models.push_back({key, value});
   } else if (value.is(Kind::list) || value.is(Kind::tuple)) {
-    // Lightning: `optimizer_states` is a list of them.
+    // Lightning's `optimizer_states` is a list of optimizers.
     const auto items = value.as_sequence();
     if (!std::all_of(items.begin(), items.end(), is_optimizer)) return;
     for (const Value& item : items) found.optimizers.push_back({key, item});

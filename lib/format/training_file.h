@@ -33,8 +33,8 @@ TrainingFile training_file(const pickle::Value& root);
 // The key of a parameter in an optimizer's state_dict, in `state` and in a group: a name or number.
 std::string optimizer_key(const pickle::Value& key);
 
-// The kind of a ZeRO checkpoint's file, by its keys, whatever its name: "model states", "optimizer
-// states", "a parameter of a universal checkpoint"; "" for anything else.
+// The kind of a ZeRO checkpoint's file, by its keys, whatever its name. It is "model states",
+// "optimizer states", "a parameter of a universal checkpoint", or "" for anything else.
 std::string_view shard_by_keys(const pickle::Value& root);
 
 }  // namespace dsckpt

@@ -19,12 +19,12 @@ namespace dsckpt {
 using pickle::Value;
 namespace {
 
-// A tensor, as it lies in its storage.
+// A tensor and its range in the storage.
 struct View {
   Value arguments;
   TensorInfo info;
   uint64_t begin = 0;  // bytes from the start of the storage
-  uint64_t end = 0;    // begin if there are no elements
+  uint64_t end = 0;    // equals begin if there are no elements
 
   bool same_place(const View& other) const {
     return info.dtype == other.info.dtype && begin == other.begin &&
@@ -35,7 +35,7 @@ struct View {
 View view_of(const TorchArchive& archive, const Value& tensor) {
   View view{.arguments = TorchArchive::view_arguments(tensor), .info = archive.info(tensor)};
   const uint64_t item = size_of(view.info.dtype);
-  // info() has seen to it that this lies inside of the storage.
+  // info() has checked that this lies inside the storage.
   view.begin = static_cast<uint64_t>(view.info.storage_offset) * item;
   view.end = view.begin;
   if (numel(view.info.shape) == 0) return view;
@@ -48,14 +48,14 @@ View view_of(const TorchArchive& archive, const Value& tensor) {
   return view;
 }
 
-// The elements of a tensor in the order in which they lie in memory, without those between them.
+// The elements of a tensor in memory order, without the bytes between them.
 struct Dense {
-  Shape shape;      // of the dimensions that have steps, the longest steps first
-  Strides strides;  // as they are
-  Strides packed;   // of all dimensions, once there is nothing between
+  Shape shape;      // of the dimensions with steps, the longest steps first
+  Strides strides;  // of the same dimensions
+  Strides packed;   // of all dimensions, after the bytes between are removed
 };
 
-// nullopt if nothing is between, or elements share their memory.
+// Returns nullopt if no bytes lie between elements, or if elements share memory.
 std::optional<Dense> dense(const TensorInfo& info) {
   std::vector<size_t> dims;
   for (size_t i = 0; i < info.shape.size(); ++i) {
@@ -80,13 +80,13 @@ std::optional<Dense> dense(const TensorInfo& info) {
   return result;
 }
 
-// One storage, and what is known to lie in it.
+// A storage, and the tensors that are known to lie in it.
 struct Stored {
   TensorSource data;
   std::vector<View> views = {};
   bool whole = false;
 
-  // What offsets in bytes have to be multiples of.
+  // Returns the number of bytes that all offsets must be multiples of.
   uint64_t alignment() const {
     uint64_t most = size_of(data.dtype());
     for (const View& view : views) most = std::max<uint64_t>(most, size_of(view.info.dtype));
@@ -94,7 +94,6 @@ struct Stored {
   }
 };
 
-// Makes one storage smaller.
 class Trimmer {
  public:
   Trimmer(const std::string& key, const Stored& stored, ImportChanges& changes)
@@ -105,7 +104,7 @@ class Trimmer {
                      [](const View* a, const View* b) { return a->begin < b->begin; });
   }
 
-  // The bytes that are left.
+  // Returns the number of remaining bytes.
   uint64_t trim() {
     for (size_t first = 0; first < views_.size();) {
       const size_t last = end_of_part(first);
@@ -128,7 +127,7 @@ class Trimmer {
     return std::min(round_up(view.end, alignment_), stored_.data.nbytes());
   }
 
-  // The first view behind those that overlap with view `first` or with one another.
+  // Returns the first view after those that overlap with view `first` or with each other.
   size_t end_of_part(size_t first) const {
     uint64_t end = end_of(*views_[first]);
     size_t last = first + 1;
@@ -173,14 +172,14 @@ class Trimmer {
   const Stored& stored_;
   ImportChanges& changes_;
   uint64_t alignment_;
-  std::vector<const View*> views_;  // by where they begin
+  std::vector<const View*> views_;  // by begin
   std::vector<const View*> empty_;
   uint64_t size_ = 0;
   std::vector<TensorSource> pieces_;
   std::vector<ImportChanges::View> moved_;
 };
 
-// What lies in an archive's storages.
+// Finds the values that are dropped, and the tensors that remain in each storage.
 class DroppedFinder {
  public:
   DroppedFinder(const TorchArchive& archive, const Value& root, const std::vector<Value>& dropped)
@@ -195,7 +194,7 @@ class DroppedFinder {
 
  private:
   void find_dropped(const std::vector<Value>& dropped) {
-    // A parameter may be made of a tensor that is also found by itself.
+    // A parameter may wrap a tensor that the archive also uses by itself.
     const auto data_of = [](const Value& tensor) {
       return TorchArchive::view_arguments(tensor).identity();
     };
@@ -229,7 +228,7 @@ class DroppedFinder {
       if (without_.contains(found.value.identity())) continue;
       View view = view_of(archive_, found.value);
       if (!seen.insert(view.arguments.identity()).second) continue;
-      // Whatever else refers to the numbers of a view would be moved with it.
+      // If anything else refers to a view's numbers, the view cannot be moved alone.
       if (references_[view.arguments.identity()] == 1) --unknown_[view.info.storage_key];
       storages_.at(view.info.storage_key).views.push_back(std::move(view));
     }
@@ -242,7 +241,7 @@ class DroppedFinder {
   std::vector<Value> dropped_;
   std::unordered_map<const void*, size_t> references_;
   std::map<std::string, Stored> storages_;  // by key
-  std::map<std::string, size_t> unknown_;   // references to each, but those of tensors
+  std::map<std::string, size_t> unknown_;   // references to each storage by anything but tensors
 };
 
 }  // namespace

@@ -23,13 +23,13 @@ std::vector<TypedExtent> of_torch(const InputFiles& files, FileId id, SharedPick
     try {
       found->second.dtype = archive.storage(value).dtype();
     } catch (const Error&) {
-      // A storage that no tensor could be read from is bytes.
+      // A storage that is not valid for a tensor is copied as bytes.
     }
   }
   std::vector<TypedExtent> out;
   uint64_t end = 0;
   for (const auto& [offset, typed] : by_offset) {
-    // In the legacy form storages may be views of one another.
+    // Storages of the legacy form may overlap.
     if (offset < end) continue;
     out.push_back(typed);
     end = typed.extent.end();

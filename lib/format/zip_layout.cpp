@@ -16,8 +16,8 @@ uint32_t low32(uint64_t value) {
   return static_cast<uint32_t>(std::min(value, zip::kMax32));
 }
 
-// The zip64 extra field as miniz writes it, "" if nothing needs it. In the local header miniz gives
-// the compressed size as 0 and, against APPNOTE, the header's own offset.
+// Returns the zip64 extra field like miniz, or "" if it is not needed. Its compressed size is 0 in
+// the local header, which has, against APPNOTE, the header's own offset too.
 std::string zip64_extra(uint64_t usize, uint64_t csize, uint64_t header_offset) {
   std::string values;
   if (usize >= zip::kMax32) {
@@ -132,7 +132,7 @@ void ZipLayout::add(std::string_view name, TensorSource data) {
 
 namespace {
 
-// Into a plan: what lies between the data of two sources is collected into few items.
+// Writes into a plan. Bytes between the data of two sources are collected into few items.
 class PlanSink {
  public:
   PlanSink(PlanBuilder& plan, OutputId out) : plan_(plan), out_(out) {}
@@ -181,11 +181,11 @@ class FrameSink {
 
 }  // namespace
 
-// Where everything goes has to be known first: the output has its size from the start.
+// All positions must be known first, since an output has its size from the start.
 struct ZipLayout::Placed {
   uint64_t header_offset = 0;
   uint64_t data_offset = 0;
-  uint64_t descriptor_offset = 0;  // and where that ends, if there is none
+  uint64_t descriptor_offset = 0;  // or the end of the data, without a descriptor
   uint64_t entry_offset = 0;       // in the directory
 };
 
@@ -215,13 +215,13 @@ std::vector<ZipLayout::Placed> ZipLayout::place(const std::string& path, uint64_
   return placed;
 }
 
-// In the order of the offsets, so that a plan has nothing to sort.
+// Writes in the order of the offsets, so that the plan need not be sorted.
 template <typename Sink>
 void ZipLayout::write(const std::vector<Placed>& placed, std::string_view end, Sink& sink) const {
   const auto flags_of = [](const Record& record) {
     return static_cast<uint16_t>(zip::kUtf8Flag | (record.size > 0 ? zip::kDescriptorFlag : 0));
   };
-  // 0 where a digest will fill it in.
+  // 0 is a placeholder that a digest replaces.
   const auto crc_of = [](const Record& record) {
     return record.source ? 0 : libdeflate_crc32(0, record.bytes.data(), record.bytes.size());
   };
@@ -230,7 +230,8 @@ void ZipLayout::write(const std::vector<Placed>& placed, std::string_view end, S
     const Placed& at = placed[i];
     sink.literal(local_header(full_name(record), flags_of(record), record.size, at.header_offset));
     if (record.source && record.size > 0) {
-      // The CRC32 comes second in a descriptor, and behind 16 bytes in the directory.
+      // The CRC32 is the second field of a descriptor, and lies at byte 16 of an entry in the
+      // directory.
       in_context({.member = full_name(record)}, [&] {
         sink.source(*record.source, {at.descriptor_offset + 4, at.entry_offset + 16});
       });

@@ -24,7 +24,7 @@ struct Directory {
   uint64_t entries = 0;
 };
 
-// The last bytes of the archive: whatever the end records can occupy.
+// The last bytes of the archive, which the end records may occupy.
 struct Tail {
   std::vector<std::byte> bytes;
   uint64_t offset = 0;
@@ -36,8 +36,8 @@ struct Tail {
 
 Tail read_tail(const InputFile& file, const Extent& part) {
   constexpr uint64_t kReach = zip::kEndSize + 0xFFFF + zip::kLocatorSize + zip::kEnd64Size;
-  // Without a comment, as torch writes them, a directory of a few records is in here too: a part of
-  // a file may be one of a million.
+  // torch writes no comment. Then these bytes also have the directory of a few records: a file may
+  // consist of a million such parts.
   constexpr uint64_t kFirst = 1024;
   for (const uint64_t reach : {kFirst, kReach}) {
     const uint64_t size = std::min(part.size, reach);
@@ -50,9 +50,9 @@ Tail read_tail(const InputFile& file, const Extent& part) {
   return {};
 }
 
-// APPNOTE 4.3.16. What torch and Python's zipfile take is the last signature, whatever comes behind
-// it (miniz mz_zip_reader_locate_header_sig, zipfile _EndRecData): where that is more or less than
-// its comment, readers that look for a comment of the right length would take another directory.
+// APPNOTE 4.3.16. torch and Python's zipfile use the last signature, whatever follows it (miniz
+// mz_zip_reader_locate_header_sig, zipfile _EndRecData). Other readers look for a comment of the
+// right length, and would find another directory if the lengths differ.
 uint64_t find_end_record(const Tail& tail) {
   for (size_t left = tail.bytes.size(); left >= zip::kEndSize; --left) {
     const size_t at = left - zip::kEndSize;
@@ -71,7 +71,7 @@ uint64_t find_end_record(const Tail& tail) {
                      "no end of central directory: the file is truncated or still being written");
 }
 
-// A field of the end record is either its value or "see the zip64 record" (APPNOTE 4.4.1.4).
+// A field of the end record has its value, or "see the zip64 record" (APPNOTE 4.4.1.4).
 template <typename Narrow>
 void check_agrees(Narrow narrow, uint64_t wide, uint64_t where, const char* what) {
   if (narrow != static_cast<Narrow>(~Narrow{0}) && narrow != wide) {
@@ -79,7 +79,7 @@ void check_agrees(Narrow narrow, uint64_t wide, uint64_t where, const char* what
   }
 }
 
-// The places that they say count from `begin`; those in the result from the start of the file.
+// Offsets in the records count from `begin`, offsets in the result from the start of the file.
 Directory read_end_records(const InputFile& file, const Tail& tail, uint64_t begin) {
   const uint64_t end = find_end_record(tail);
   ByteReader record = tail.at(end);
@@ -157,8 +157,8 @@ Directory read_end_records(const InputFile& file, const Tail& tail, uint64_t beg
   return directory;
 }
 
-// APPNOTE 4.5.3: of the three values only those are present whose own field is all ones. The fields
-// of `extra` must fill it exactly.
+// APPNOTE 4.5.3: the field has only those of the three values whose own fields are all ones. They
+// must fill `extra` exactly.
 void apply_zip64_extra(ByteReader extra, uint64_t* usize, uint64_t* csize, uint64_t* offset) {
   std::vector<uint64_t*> wanted;
   for (uint64_t* field : {usize, csize, offset}) {
@@ -179,7 +179,7 @@ void apply_zip64_extra(ByteReader extra, uint64_t* usize, uint64_t* csize, uint6
   if (!wanted.empty()) throw CorruptError({.offset = extra.offset()}, "no zip64 sizes");
 }
 
-// False if torch's padding is there with something else in it, or with one bit of its id flipped.
+// Returns false for torch's padding with other content, or with one flipped bit in its id.
 bool is_padding_whole(ByteReader extra) {
   while (!extra.at_end()) {
     const auto id = extra.read<uint16_t>();
@@ -251,8 +251,8 @@ ZipEntry read_entry(ByteReader& reader, ZipReader::Records records) {
   return entry;
 }
 
-// Gives every entry its limit and checks that no two records share bytes, and that the first one
-// begins at `begin`.
+// Sets the limit of every entry. Checks that no two records overlap, and that the first begins at
+// `begin`.
 void set_limits(std::vector<ZipEntry>& entries, uint64_t begin, uint64_t directory_offset) {
   std::vector<size_t> order(entries.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -278,8 +278,8 @@ void set_limits(std::vector<ZipEntry>& entries, uint64_t begin, uint64_t directo
   }
 }
 
-// The indices of `entries` in the order of their names. A checkpoint has a million of them, which
-// begin with the same folder: eight bytes behind that tell most of them apart.
+// Returns the indices of `entries` in the order of their names. A checkpoint has a million names
+// that begin with the same folder, but the eight bytes after it mostly differ.
 std::vector<uint32_t> sorted_by_name(const std::vector<ZipEntry>& entries) {
   struct Key {
     uint64_t front;
@@ -311,7 +311,7 @@ std::vector<uint32_t> sorted_by_name(const std::vector<ZipEntry>& entries) {
   return order;
 }
 
-// As miniz compares names (mz_zip_filename_compare): torch asks for records without minding case.
+// Lowers names like miniz (mz_zip_filename_compare): torch looks records up regardless of case.
 std::string lower(std::string_view text) {
   std::string name(text);
   for (char& c : name) {
@@ -333,7 +333,7 @@ void check_names_differ(const std::vector<ZipEntry>& entries,
     return std::any_of(entry.name.begin(), entry.name.end(),
                        [](char c) { return c >= 'A' && c <= 'Z'; });
   };
-  // Names of torch.save differ in more than case.
+  // The names of torch.save differ even without regard to case.
   if (std::none_of(entries.begin(), entries.end(), has_capitals)) return;
   KeyedMap<std::string, const ZipEntry*> seen;
   seen.reserve(entries.size());
@@ -346,7 +346,7 @@ void check_names_differ(const std::vector<ZipEntry>& entries,
   }
 }
 
-// Of what is no zip: how many bytes of its directory were read to tell.
+// Returns how many bytes of the directory were read before the file proved not to be a zip.
 uint64_t directory_size(const InputFile& file, const Extent& part) {
   try {
     return read_end_records(file, read_tail(file, part), part.offset).size;
@@ -407,12 +407,12 @@ ZipReader ZipReader::open(const InputFile& file, const Extent& part, Records rec
 }
 
 std::vector<Extent> zips_in_a_row(const InputFile& file, FileId id) {
-  constexpr int kMaxTries = 1000;  // ends that are none, such as those in tensors
+  constexpr int kMaxTries = 1000;  // false ends, such as bytes of tensors
   constexpr uint64_t kWindow = 1 << 20;
   constexpr std::string_view kEnd = "PK\5\6";
   std::vector<Extent> zips;
   uint64_t begin = 0;
-  uint64_t budget = file.size();  // of bytes that are read in vain
+  uint64_t budget = file.size();  // bytes that may be read in vain
   int tries = 0;
   for (uint64_t at = 0; at < file.size(); at += kWindow) {
     const std::vector<std::byte> window =
@@ -440,8 +440,8 @@ std::vector<Extent> zips_in_a_row(const InputFile& file, FileId id) {
   return zips;
 }
 
-// They lie in the directory, which goes. In one piece they take a third of what a string each
-// would.
+// Copies the names out of the directory, which is freed. One block takes a third of the memory of
+// separate strings.
 void ZipReader::keep_names() {
   size_t size = 0;
   for (const ZipEntry& entry : entries_) size += entry.name.size();
@@ -461,7 +461,7 @@ const ZipEntry* ZipReader::find(std::string_view name) const {
   return found == by_name_.end() || entries_[*found].name != name ? nullptr : &entries_[*found];
 }
 
-// Of a local header that agrees with the directory.
+// A local header that agrees with the directory.
 struct ZipReader::LocalHeader {
   Extent data;
   uint32_t modified = 0;
@@ -477,7 +477,7 @@ ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
   const Where where{
       .file = file_->display(), .member = std::string(entry.name), .offset = entry.header_offset};
   return in_context(where, [&]() -> LocalHeader {
-    // One read that usually covers torch's padding too; only the extra field can be longer.
+    // One read usually covers torch's padding too. Only a longer extra field needs another.
     const uint64_t fixed = zip::kLocalSize + entry.name.size();
     const uint64_t header_limit = entry.limit - entry.header_offset - entry.stored;
     std::vector<std::byte> bytes =
@@ -510,8 +510,8 @@ ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
     if (method != entry.method || flags != entry.flags) {
       throw CorruptError({}, "the local header and the directory disagree about method or flags");
     }
-    // Also where the sizes are deferred: the data lies behind the extra field, whose length nothing
-    // else confirms.
+    // This is checked even if the sizes are deferred: the length of the extra field places the
+    // data, and nothing else confirms it.
     apply_zip64_extra(ByteReader(header.extra, reader.offset() - extra_size), &usize, &csize,
                       nullptr);
     const bool deferred = (flags & zip::kDescriptorFlag) != 0;
@@ -521,7 +521,7 @@ ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
     if (!agrees(usize, entry.size) || !agrees(csize, entry.stored) || !agrees(crc32, entry.crc32)) {
       throw CorruptError({}, "the local header and the directory disagree about size or CRC32");
     }
-    // Records follow each other without a gap, so the length of the extra field can be checked too.
+    // Records follow each other without gaps, which confirms the length of the extra field.
     const uint64_t rest = entry.limit - reader.offset() - entry.stored;
     const bool fits = deferred ? rest == zip::kDescriptorSize || rest == zip::kDescriptor64Size ||
                                      (rest == 0 && entry.stored == 0)
@@ -552,8 +552,9 @@ void ZipReader::check_descriptor(const ZipEntry& entry, uint64_t begin) const {
       whole == entry.size) {
     return;
   }
-  throw CorruptError({.file = file_->display(), .member = std::string(entry.name), .offset = begin},
-                     "what stands behind the record has another CRC32 or size than the directory");
+  throw CorruptError(
+      {.file = file_->display(), .member = std::string(entry.name), .offset = begin},
+      "the descriptor behind the record has another CRC32 or size than the directory");
 }
 
 Extent ZipReader::check_frame(const ZipEntry& entry) const {

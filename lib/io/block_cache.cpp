@@ -22,10 +22,10 @@ struct Entry {
   size_t size = 0;  // 0 while it is being made
 };
 
-// One for the process.
+// There is one for the process.
 struct Blocks {
   std::mutex mutex;
-  std::list<Entry> entries;  // what was used last first
+  std::list<Entry> entries;  // most recently used first
   std::map<Key, std::list<Entry>::iterator> by_key;
   size_t bytes = 0;
   size_t files = 0;
@@ -37,7 +37,7 @@ struct Blocks {
     return blocks;
   }
 
-  // The rest with the mutex held.
+  // Callers of the following functions hold the mutex.
   void erase(std::list<Entry>::iterator entry) {
     bytes -= entry->size;
     by_key.erase(entry->key);
@@ -50,7 +50,7 @@ struct Blocks {
     const size_t room = std::min(least + files * kForEachFile, kMost);
     for (auto last = entries.end(); bytes > room && last != entries.begin();) {
       --last;
-      // What is being made stays, and so does what has just been made.
+      // Blocks in the making stay, and so does the newest one.
       if (last->size > 0 && last != entry) erase(last++);
     }
   }

@@ -22,7 +22,7 @@ std::array<fs::path, 3> forms_of(const fs::path& content) {
 }  // namespace
 
 Encoding encoding_of(const fs::path& stored) {
-  const fs::path ending = stored.extension();  // of ".zst" alone there is none
+  const fs::path ending = stored.extension();  // ".zst" alone has no extension
   if (ending == kPackedSuffix) return Encoding::packed;
   return ending == kZstdSuffix ? Encoding::zstd : Encoding::plain;
 }

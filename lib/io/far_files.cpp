@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "base/file_time.h"
 #include "dsckpt/error.h"
 #include "io/folder.h"
@@ -35,7 +36,7 @@ Mounts& mounts() {
   return mounts;
 }
 
-// The mount that `path` lies in, and its path there.
+// Returns the mount that holds `path`, and the path within it.
 std::optional<std::pair<Mount, fs::path>> find(const fs::path& path) {
   Mounts& known = mounts();
   const std::lock_guard lock(known.mutex);
@@ -80,15 +81,15 @@ unsigned far_requests() {
 }
 
 void make_stand_in(const fs::path& path, uint64_t size, int64_t modified) {
-  // Nobody else opens it: what it seems to hold are zeros.
-  const int fd = create_temporary(path, 0200);
-  if (fd < 0) throw IoError({.file = path.string()}, "cannot create", errno);
+  // Other users cannot open it: it seems to hold only zeros.
+  const FileDescriptor file(create_temporary(path, 0200));
+  if (!file) throw IoError({.file = path.string()}, "cannot create", errno);
   const timespec time{modified / 1'000'000'000, modified % 1'000'000'000};
   const timespec times[2] = {time, time};
-  const bool made = ::ftruncate(fd, static_cast<off_t>(size)) == 0 && ::futimens(fd, times) == 0;
-  const int reason = errno;
-  ::close(fd);
-  if (!made) throw IoError({.file = path.string()}, "cannot create", reason);
+  if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0 ||
+      ::futimens(file.get(), times) != 0) {
+    throw IoError({.file = path.string()}, "cannot create", errno);
+  }
 }
 
 std::optional<FarFile> far_file(const fs::path& path) {
@@ -111,6 +112,19 @@ std::optional<FarPlace> far_place(const fs::path& path) {
   const auto found = find(normal);
   if (!found || found->first.store == nullptr) return std::nullopt;
   return FarPlace{found->first.store, found->second.relative_path().string(), found->first.name};
+}
+
+FarPlace far_place_called(const std::string& name) {
+  Mounts& known = mounts();
+  const std::lock_guard lock(known.mutex);
+  for (const Mount& mount : known.all) {
+    if (mount.store == nullptr) continue;
+    if (name == mount.name) return {mount.store, "", mount.name};
+    if (!name.starts_with(mount.name + "/")) continue;
+    return {mount.store, name.substr(mount.name.size() + 1), mount.name};
+  }
+  throw UsageError(name + ": cannot be written to here")
+      .with_hint("every step takes a program that knows object stores: --version lists s3");
 }
 
 std::string shown_path(const fs::path& path) {

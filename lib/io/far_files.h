@@ -53,7 +53,7 @@ class FarReader {
   // The number of parallel reads that keep it busy; 0: as many as a disk.
   virtual unsigned requests() const { return 0; }
   // Starts to read ahead, in the order of the steps. read_at() then waits for bytes that are on
-  // their way, and throws the errors of their read. The result is nullptr if it does not read
+  // their way; errors of their read are thrown there. The result is nullptr if it does not read
   // ahead.
   virtual std::unique_ptr<FarReadAhead> read_ahead(FarSteps) { return nullptr; }
 };
@@ -92,6 +92,9 @@ std::optional<FarFile> far_file(const std::filesystem::path& path);
 bool is_far(const std::filesystem::path& path);
 // The remote place of an output folder; nothing for any other path, or without a store.
 std::optional<FarPlace> far_place(const std::filesystem::path& path);
+// The place that messages call `name`, "s3://bucket/folder". Throws UsageError for a store that
+// this process has not opened.
+FarPlace far_place_called(const std::string& name);
 // The path in messages: "n2:/local/ckpt" for a stand-in, else the path itself.
 std::string shown_path(const std::filesystem::path& path);
 // `text` with shown_path() instead of the paths of stand-ins in it.

@@ -37,7 +37,9 @@ struct FarPublished {
   enum class What : uint8_t {
     done,
     refused,  // what is there is not what was to be there before
-    again,    // somebody else did something with it meanwhile: an upload must be sent anew
+    // Somebody else did something with it meanwhile: an upload must be sent anew. Or it is gone, or
+    // has other parts than those that were sent.
+    again,
   } what = What::done;
   std::string etag = {};  // of what is there now, where it is done
 };
@@ -57,6 +59,9 @@ class FarStore {
   // The same for an object that this run has made. It tells whether put() or complete() that threw
   // succeeded all the same.
   virtual std::optional<std::string> find_own(const std::string& path) = 0;
+  // The name of this run, which its objects keep; and to be a part of another run from now on.
+  virtual std::string run() const = 0;
+  virtual void take_run(const std::string& run) = 0;
   // The content of an object, `most` bytes at most.
   virtual std::string read(const std::string& path, size_t most) = 0;
 

@@ -31,7 +31,7 @@ FileSystemKind kind_of(uint64_t type) {
 FileSystemKind file_system_kind(const fs::path& path) {
   struct statfs there {};
   if (::statfs(existing_part(path).c_str(), &there) != 0) return FileSystemKind::local;
-  // Some platforms have a signed f_type of 32 bits.
+  // f_type is a signed 32-bit number on some platforms.
   return kind_of(static_cast<uint32_t>(there.f_type));
 }
 

@@ -23,7 +23,7 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// As many as the kernel follows.
+// The kernel's limit.
 constexpr int kMostLinks = 40;
 constexpr int kFolder = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
@@ -49,8 +49,8 @@ std::string kind_of_file(const struct stat& found) {
   }
 }
 
-// In a user namespace the files of users that it doesn't know, the machine's root mostly, seem to
-// belong to this one.
+// Inside a user namespace, files of users outside it seem to belong to this user. Mostly they are
+// the machine's root's.
 uid_t unknown_user() {
   static const uid_t id = [] {
     uid_t known = static_cast<uid_t>(-1);
@@ -63,14 +63,14 @@ uid_t unknown_user() {
   return id;
 }
 
-// Whether what is in a folder is only what this user and root want there.
+// Returns whether users other than this one and root may change the folder's entries.
 bool may_others_write(const struct stat& folder) {
   const bool is_theirs =
       folder.st_uid != 0 && folder.st_uid != ::geteuid() && folder.st_uid != unknown_user();
   return is_theirs || (folder.st_mode & (S_IWGRP | S_IWOTH)) != 0;
 }
 
-// Whether this user or root has made the link, which is in `folder`.
+// Returns whether this user or root made the link, which is in `folder`.
 bool is_trusted(const struct stat& link, const struct stat& folder) {
   if (link.st_uid == 0 || link.st_uid == ::geteuid()) return true;
   return link.st_uid == unknown_user() && !may_others_write(folder);
@@ -79,10 +79,10 @@ bool is_trusted(const struct stat& link, const struct stat& folder) {
 UsageError foreign_link(const fs::path& path, uid_t owner) {
   return UsageError(path.string() + ": is a link that " + user(owner) + " has made, and not " +
                     user(::geteuid()) + " or root; nothing is written through it")
-      .with_hint("give the path that it leads to, if that is meant");
+      .with_hint("if this is intended, give the path of its target");
 }
 
-// "" if it is a regular file of that user with one name.
+// Returns "" for a regular file of that user with only one name.
 std::string not_a_file_of(const struct stat& found, uid_t owner) {
   if (!S_ISREG(found.st_mode)) {
     return "is " + kind_of_file(found) + " of " + user(found.st_uid) + ", and no regular file";
@@ -92,17 +92,17 @@ std::string not_a_file_of(const struct stat& found, uid_t owner) {
   }
   if (found.st_nlink > 1) {
     return "has " + std::to_string(found.st_nlink) +
-           " names (hard links): whatever is written there changes the others, too";
+           " names (hard links): writing to it would change the others too";
   }
   return "";
 }
 
 UsageError refused(const fs::path& path, const std::string& why) {
   return UsageError(path.string() + ": " + why)
-      .with_hint("nothing is taken up that others may have made; look what it is, and remove it");
+      .with_hint("another user may have made it, so it is not used; look at it, and remove it");
 }
 
-// The parts of a path, without "/", "." and empty ones.
+// Returns the parts of a path, without "/", "." and empty ones.
 std::deque<std::string> parts_of(const fs::path& path) {
   std::deque<std::string> parts;
   for (const fs::path& part : path.relative_path()) {
@@ -111,7 +111,7 @@ std::deque<std::string> parts_of(const fs::path& path) {
   return parts;
 }
 
-// Reads what a link says; O_PATH | O_NOFOLLOW has opened it.
+// Reads the target of a link that O_PATH | O_NOFOLLOW opened.
 std::string target_of_link(int fd, const fs::path& path) {
   std::string text(PATH_MAX, '\0');
   const ssize_t got = ::readlinkat(fd, "", text.data(), text.size());
@@ -120,38 +120,18 @@ std::string target_of_link(int fd, const fs::path& path) {
   return text;
 }
 
-class OwnedFd {
- public:
-  explicit OwnedFd(int fd) : fd_(fd) {}
-  ~OwnedFd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  OwnedFd(const OwnedFd&) = delete;
-  OwnedFd& operator=(const OwnedFd&) = delete;
-  OwnedFd(OwnedFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  OwnedFd& operator=(OwnedFd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
-// Walks a path from the root by descriptors.
+// The position of a walk along a path, from the root, by descriptors.
 struct Walk {
-  OwnedFd fd{-1};
-  fs::path path = "/";                // where it is, without links
-  std::deque<std::string> left = {};  // what was not found
+  FileDescriptor fd{-1};
+  fs::path path = "/";                // the current folder, without links
+  std::deque<std::string> left = {};  // parts that were not found
 };
 
-// `made`: whatever is missing is made; else the walk ends there. With `only_looks` it also ends
-// where nothing can be opened.
+// Without `made` the walk ends at the first missing folder; with it missing folders are made and
+// listed there. With `only_looks` it also ends at anything that cannot be opened.
 Walk walk(const fs::path& given, std::vector<fs::path>* made, bool only_looks = false) {
   Walk at;
-  at.fd = OwnedFd(::open("/", kFolder));
+  at.fd = FileDescriptor(::open("/", kFolder));
   if (at.fd.get() < 0) throw IoError({.file = "/"}, "cannot open the folder", errno);
   at.left = parts_of(fs::absolute(given));
   int links = 0;
@@ -169,7 +149,7 @@ Walk walk(const fs::path& given, std::vector<fs::path>* made, bool only_looks = 
     }
     if (fd < 0 && (errno == ENOENT || only_looks)) return at;
     if (fd < 0) throw IoError({.file = next.string()}, "cannot open the folder", errno);
-    OwnedFd found(fd);
+    FileDescriptor found(fd);
     struct stat about {};
     if (::fstat(fd, &about) != 0) throw IoError({.file = next.string()}, "cannot stat", errno);
     if (only_looks && !S_ISLNK(about.st_mode) && !S_ISDIR(about.st_mode)) return at;
@@ -184,7 +164,7 @@ Walk walk(const fs::path& given, std::vector<fs::path>* made, bool only_looks = 
       const std::deque<std::string> parts = parts_of(target);
       at.left.insert(at.left.begin(), parts.begin(), parts.end());
       if (target.is_absolute()) {
-        at.fd = OwnedFd(::open("/", kFolder));
+        at.fd = FileDescriptor(::open("/", kFolder));
         at.path = "/";
       }
       continue;
@@ -203,7 +183,7 @@ int result_of(int returned) {
   return returned == 0 ? 0 : errno;
 }
 
-// Empties the folder `fd`, which it closes. 0 or errno.
+// Empties and closes the folder `fd`. Returns 0 or errno.
 int empty_folder(int fd);
 
 int remove_entry(int folder, const char* name) {
@@ -242,16 +222,7 @@ int empty_folder(int fd) {
 
 }  // namespace
 
-class Folder::Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  int get() const { return fd_.get(); }
-
- private:
-  OwnedFd fd_;
-};
-
-Folder::Folder(std::shared_ptr<const Descriptor> descriptor, fs::path path)
+Folder::Folder(std::shared_ptr<const FileDescriptor> descriptor, fs::path path)
     : descriptor_(std::move(descriptor)), path_(std::move(path)), owner_(::geteuid()) {}
 
 int Folder::fd() const {
@@ -263,12 +234,12 @@ Folder Folder::at(const fs::path& path) {
   if (!found.left.empty()) {
     throw IoError({.file = path.string()}, "cannot open the folder", ENOENT);
   }
-  return Folder(std::make_shared<const Descriptor>(found.fd.release()), path);
+  return Folder(std::make_shared<const FileDescriptor>(std::move(found.fd)), path);
 }
 
 Folder Folder::make(const fs::path& path, std::vector<fs::path>& made) {
   Walk found = walk(path, &made);
-  return Folder(std::make_shared<const Descriptor>(found.fd.release()), path);
+  return Folder(std::make_shared<const FileDescriptor>(std::move(found.fd)), path);
 }
 
 uint64_t Folder::number() const {
@@ -279,7 +250,8 @@ uint64_t Folder::number() const {
   return is_known ? about.st_ino : 0;
 }
 
-// The owner of a file that this process makes there tells what the file system makes of its user.
+// File systems may squash users: a probe file shows the owner that they give to this process's
+// files.
 std::string Folder::not_ours(const struct stat& found, bool may_be_squashed) const {
   if (!S_ISDIR(found.st_mode)) {
     return "is " + kind_of_file(found) + " of " + user(found.st_uid) + ", and no folder";
@@ -293,7 +265,7 @@ std::string Folder::not_ours(const struct stat& found, bool may_be_squashed) con
   if (found.st_uid == ::geteuid()) return "";
   if (may_be_squashed) {
     const std::string probe = ".probe-" + std::to_string(random_number());
-    const OwnedFd file(create(probe, 0600));
+    const FileDescriptor file(create(probe, 0600));
     struct stat made {};
     const bool same = file.get() >= 0 && ::fstat(file.get(), &made) == 0;
     if (file.get() >= 0) remove(probe);
@@ -307,10 +279,10 @@ Folder Folder::make_own(const std::string& name) const {
     throw IoError({.file = path_.string()}, "cannot write into the folder", errno);
   }
   std::optional<Folder> made = own(name, true);
-  // Renamed, or replaced by another one of this user's, where others may do that.
+  // Others who may rename in this folder have renamed or replaced it.
   if (!made || !made->names().empty()) {
-    throw UsageError((path_ / name).string() + ": was made, and is another one now")
-        .with_hint("others rename what is in that folder; give another place");
+    throw UsageError((path_ / name).string() + ": was replaced right after it was made")
+        .with_hint("others rename entries of that folder; give another place");
   }
   return *made;
 }
@@ -320,7 +292,7 @@ std::optional<Folder> Folder::own(const std::string& name, bool may_be_squashed)
   const int fd = ::openat(this->fd(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0 && errno == ENOENT) return std::nullopt;
   if (fd < 0) throw IoError({.file = path.string()}, "cannot open the folder", errno);
-  Folder found(std::make_shared<const Descriptor>(fd), path);
+  Folder found(std::make_shared<const FileDescriptor>(fd), path);
   struct stat about {};
   if (::fstat(fd, &about) != 0) throw IoError({.file = path.string()}, "cannot stat", errno);
   if (const std::string why = found.not_ours(about, may_be_squashed); !why.empty()) {
@@ -369,7 +341,7 @@ Folder Folder::below(const fs::path& path, std::vector<fs::path>* made) const {
       }
       throw IoError({.file = next.string()}, "cannot open the folder", failed);
     }
-    at.descriptor_ = std::make_shared<const Descriptor>(fd);
+    at.descriptor_ = std::make_shared<const FileDescriptor>(fd);
     at.path_ = next;
   }
   return at;
@@ -382,8 +354,8 @@ int Folder::create(const fs::path& name, mode_t mode) const {
 int Folder::open_ours(const fs::path& name, const Use& use) const {
   const int flags = (use.is_read_too ? O_RDWR : O_WRONLY) | (use.may_be_new ? O_CREAT : 0) |
                     (use.direct ? O_DIRECT : 0);
-  // Of a FIFO that nobody reads it fails at once; of a file it means nothing.
-  OwnedFd file(
+  // O_NONBLOCK makes the open of a FIFO without a reader fail at once. It does not affect files.
+  FileDescriptor file(
       ::openat(fd(), name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666));
   struct stat found {};
   if (file.get() < 0) {
@@ -450,11 +422,17 @@ int Folder::remove_all(const fs::path& name) const {
   return remove_entry(fd(), name.c_str());
 }
 
+void Folder::look_anew() const {
+  if (file_system_kind(path_) != FileSystemKind::nfs) return;
+  const std::string name = ".dsckpt-look-" + std::to_string(random_number());
+  if (make_folder(name, 0700) == 0) remove_folder(name);
+}
+
 void Folder::sync() const {
-  const OwnedFd fd(::openat(this->fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const FileDescriptor fd(::openat(this->fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0) throw IoError({.file = path_.string()}, "cannot open", errno);
   const int failed = ::fsync(fd.get()) == 0 ? 0 : errno;
-  // Some file systems cannot sync directories and say so; there is nothing to wait for then.
+  // Some file systems cannot sync directories and report it. They need no sync.
   if (failed != 0 && failed != EINVAL) {
     throw IoError({.file = path_.string()}, "cannot sync", failed);
   }
@@ -472,19 +450,19 @@ fs::path make_temporary_folder(const std::string& prefix) {
   const fs::path above = fs::temp_directory_path(failed);
   if (failed) {
     throw IoError({}, "there is no folder for temporary files", failed.value())
-        .with_hint("TMPDIR names one; it holds names, sizes and times of what is read");
+        .with_hint("TMPDIR names one; it gets names, sizes and times of the input files");
   }
   const fs::path place = resolved_path(above);
   const Folder folder = Folder::at(place);
   const std::optional<struct stat> about = folder.look(".");
-  // In a sticky folder others rename what is their own.
+  // In a sticky folder others can rename only their own files.
   struct stat without_others = about.value();
   if ((without_others.st_mode & S_ISVTX) != 0) {
     without_others.st_mode &= ~static_cast<mode_t>(S_IWGRP | S_IWOTH);
   }
   if (may_others_write(without_others)) {
     throw UsageError(above.string() +
-                     ": is not safe for temporary files: others may rename what is in it")
+                     ": is not safe for temporary files: others may rename its entries")
         .with_hint("TMPDIR names another folder");
   }
   const std::string name = prefix + std::to_string(random_number());

@@ -23,6 +23,8 @@
 #include <string>
 #include <vector>
 
+#include "base/file_descriptor.h"
+
 namespace dsckpt {
 
 class Folder {
@@ -94,17 +96,20 @@ class Folder {
   // Removes it with everything in it. Links are removed, not followed. 0 if nothing is there.
   int remove_all(const std::filesystem::path& name) const;
 
+  // On NFS: forgets which names were not there, which it may remember for a minute. This takes a
+  // subfolder, which is removed at once.
+  void look_anew() const;
+
   // Waits until its names are on the device (fsync), if its file system can. Throws IoError.
   void sync() const;
 
  private:
-  class Descriptor;
-  Folder(std::shared_ptr<const Descriptor> descriptor, std::filesystem::path path);
+  Folder(std::shared_ptr<const FileDescriptor> descriptor, std::filesystem::path path);
   int fd() const;
   // The owner, if it is another user; else "".
   std::string not_ours(const struct stat& found, bool may_be_squashed) const;
 
-  std::shared_ptr<const Descriptor> descriptor_;
+  std::shared_ptr<const FileDescriptor> descriptor_;
   std::filesystem::path path_;
   uid_t owner_;
 };

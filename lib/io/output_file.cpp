@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A piece shorter than this is copied into the page cache sooner than a device takes it.
+// The page cache takes a shorter piece faster than the device does.
 constexpr uint64_t kShortestDirect = 128 << 10;
 constexpr uint64_t kBlock = OutputFile::kDirectBlock;
 
@@ -33,13 +33,14 @@ OutputFile::OutputFile(const Folder& folder, const fs::path& name, std::string d
       write_bytes_(options.write_bytes) {
   fd_ = options.may_be_there ? folder.open_ours(name, {.may_be_new = true}) : folder.create(name);
   if (fd_ < 0) throw IoError({.file = display_}, "cannot create", errno);
-  // Not every file system has it; then everything goes through the page cache.
+  // A file system without direct I/O writes everything through the page cache.
   if (options.direct) direct_fd_ = folder.open_ours(name, {.direct = true});
   direct_ = direct_fd_ >= 0;
-  // Writes into reserved blocks are a quarter faster (exec/README.md), and a full disk shows here.
+  // Writes into reserved blocks are a quarter faster (exec/README.md), and a full disk is noticed
+  // here.
   const uint64_t size = options.size;
-  // What is reserved already, by another rank of a group or by a run before, is not asked for
-  // again: ext4 would wait for all direct writes to the file.
+  // Blocks that another rank or an earlier run has reserved are not reserved again: ext4 would wait
+  // for all direct writes to the file.
   struct stat about {};
   const bool is_reserved = ::fstat(fd_, &about) == 0 &&
                            std::cmp_greater_equal(about.st_size, size) &&
@@ -49,7 +50,7 @@ OutputFile::OutputFile(const Folder& folder, const fs::path& name, std::string d
   if (failed == EOPNOTSUPP || failed == ENOSYS || failed == EINTR) return;
   if (direct_fd_ >= 0) ::close(std::exchange(direct_fd_, -1));
   ::close(std::exchange(fd_, -1));
-  // So that whoever tries again hears the same.
+  // The next attempt then meets the same error, not an existing file.
   if (!options.may_be_there) folder.remove(name);
   throw IoError({.file = display_}, "cannot reserve " + counted(size, "byte"), failed);
 }
@@ -74,12 +75,12 @@ void OutputFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
 }
 
 void OutputFile::write_buffered(uint64_t offset, std::span<const std::byte> bytes) {
-  // File systems let one buffered write into a file at a time, and whoever waits for that lock
-  // spins: two threads took 1.2 s for what takes them 0.55 s when they sleep instead (1.6 GB,
+  // File systems let one thread at a time write to a file through the page cache, and threads spin
+  // while they wait. A mutex lets them sleep: two threads take 0.55 s instead of 1.2 s (1.6 GB,
   // ext4).
   const std::lock_guard lock(writing_);
   while (!bytes.empty()) {
-    // Up to multiples of it: what begins within a page touches no other page twice.
+    // Pieces end at multiples of `write_bytes_`, so only the first can begin within a page.
     const size_t size = std::min<size_t>(bytes.size(), write_bytes_ - offset % write_bytes_);
     const ssize_t put = ::pwrite(fd_, bytes.data(), size, static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
@@ -95,7 +96,7 @@ void OutputFile::write_direct(uint64_t offset, std::span<const std::byte> bytes)
     const ssize_t put =
         ::pwrite(direct_fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0 && errno == EINVAL) {  // opened, but cannot do it
+    if (put < 0 && errno == EINVAL) {  // the file system refuses only the write
       direct_ = false;
       continue;
     }

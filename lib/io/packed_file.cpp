@@ -48,7 +48,7 @@ size_t PackedFile::frame_of(uint64_t offset) const {
 
 void PackedFile::read_at(uint64_t offset, std::span<std::byte> out) {
   for (size_t frame = out.empty() ? 0 : frame_of(offset); !out.empty(); ++frame) {
-    // Whoever asks for a whole frame is not going to ask for the rest of it.
+    // A caller who reads a whole frame will not ask for it again, so it bypasses the cache.
     const uint32_t content = index_.frames[frame].content_size;
     if (offset == begins_[frame] && out.size() >= content) {
       decode(frame, out.first(content));
@@ -87,7 +87,7 @@ void PackedFile::decode(size_t frame, std::span<std::byte> content) const {
     throw damaged("cannot be decompressed: " + error.message());
   }
   if (xxh3(content) != place.content_hash) {
-    throw damaged("does not become what its checksum says");
+    throw damaged("does not match its checksum after decompression");
   }
 }
 

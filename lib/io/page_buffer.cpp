@@ -20,8 +20,8 @@ PageBuffer::PageBuffer(uint64_t size) {
   mapping_ = {static_cast<std::byte*>(got), whole};
   const uint64_t past = reinterpret_cast<uintptr_t>(got) % kHugePage;
   bytes_ = mapping_.subspan(huge && past != 0 ? kHugePage - past : 0, size);
-  // What does not fill a huge page would take one nevertheless. Without huge pages it is slower,
-  // and that is all.
+  // The end that does not fill a huge page stays in small pages. If the advice fails, only speed is
+  // lost.
   if (huge) ::madvise(bytes_.data(), size / kHugePage * kHugePage, MADV_HUGEPAGE);
 }
 

@@ -11,32 +11,25 @@
 #include <list>
 #include <mutex>
 
+#include "base/file_descriptor.h"
 #include "base/file_time.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
+#include "io/read_limit.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { ::close(fd_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  // Of the system's readahead; a file system that has none may refuse.
-  void read_exactly() const { ::posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM); }
+// Readers hold a lease while they read, so the cache never closes a descriptor under them.
+using Lease = std::shared_ptr<const FileDescriptor>;
 
- private:
-  int fd_;
-};
+// File systems without readahead may refuse this.
+void turn_readahead_off(int fd) {
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+}
 
-// A reader holds a lease while it reads, so closing a descriptor in the cache never pulls it away.
-using Lease = std::shared_ptr<const Descriptor>;
-
-// What must stay true of a file between two opens of it.
+// A file is unchanged if these are the same when it is opened again.
 struct Identity {
   dev_t device = 0;
   ino_t inode = 0;
@@ -54,7 +47,7 @@ std::pair<Lease, Identity> open_regular(const fs::path& path, const std::string&
   // O_NONBLOCK: opening a FIFO must not hang; regular files ignore it.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) throw IoError({.file = display}, "cannot open", errno);
-  Lease lease = std::make_shared<const Descriptor>(fd);
+  Lease lease = std::make_shared<const FileDescriptor>(fd);
   struct stat s {};
   if (::fstat(fd, &s) != 0) throw IoError({.file = display}, "cannot stat", errno);
   if (!S_ISREG(s.st_mode)) throw IoError({.file = display}, "is not a regular file", 0);
@@ -79,15 +72,15 @@ struct StoredFile::Impl {
   Identity identity;
   std::optional<FarFile> far;
 
-  // Open descriptors of the process, the most recently used first; `lease` is set exactly while the
-  // Impl is listed.
+  // The open descriptors of the process, most recently used first. `lease` is set exactly while the
+  // Impl is in the list.
   inline static std::mutex mutex;
   inline static std::list<Impl*> open_files;
   Lease lease;
   std::list<Impl*>::iterator listed_at;
   bool exactly = false;
 
-  // Call with the mutex held.
+  // Callers hold the mutex.
   void keep(Lease fresh) {
     static const size_t limit = descriptor_limit();
     lease = std::move(fresh);
@@ -107,7 +100,7 @@ struct StoredFile::Impl {
     }
     auto [fresh, now] = open_regular(path, display);
     if (now != identity) throw has_changed(display);
-    if (exactly) fresh->read_exactly();
+    if (exactly) turn_readahead_off(fresh->get());
     keep(fresh);
     return fresh;
   }
@@ -146,7 +139,7 @@ int64_t StoredFile::modified() const {
   return impl_->identity.modified_ns;
 }
 void StoredFile::check_unchanged() const {
-  if (impl_->far) {  // whoever reads it looks each time
+  if (impl_->far) {  // remote readers check at every read
     std::byte first;
     if (size() > 0) read_at(0, std::span(&first, 1));
     return;
@@ -164,10 +157,11 @@ uint64_t StoredFile::size() const {
 void StoredFile::read_exactly() const {
   const std::lock_guard lock(Impl::mutex);
   impl_->exactly = true;
-  if (impl_->lease) impl_->lease->read_exactly();
+  if (impl_->lease) turn_readahead_off(impl_->lease->get());
 }
 
 void StoredFile::read_at(uint64_t offset, std::span<std::byte> out) const {
+  ReadLimit::take(out.size());
   if (impl_->far) {
     return in_context({.file = display(), .offset = offset}, [&] {
       const FarFile& far = *impl_->far;

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/file_descriptor.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
 #include "io/file_system.h"
@@ -36,7 +37,7 @@ bool is_in_path(const std::string& program) {
   return false;
 }
 
-// What a program says until it ends.
+// Reads a program's output until it ends.
 std::string read_all(int fd) {
   constexpr size_t kMostText = 4096;
   std::string text;
@@ -55,26 +56,21 @@ std::string read_all(int fd) {
 class Pipe {
  public:
   explicit Pipe(const fs::path& folder) {
-    if (::pipe2(ends_.data(), O_CLOEXEC) != 0) {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
       throw IoError({.file = folder.string()}, "cannot make a pipe", errno);
     }
+    reader_ = FileDescriptor(ends[0]);
+    writer_ = FileDescriptor(ends[1]);
   }
-  ~Pipe() {
-    ::close(ends_[0]);
-    close_writer();
-  }
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
 
-  int reader() const { return ends_[0]; }
-  int writer() const { return ends_[1]; }
-  void close_writer() {
-    if (ends_[1] >= 0) ::close(ends_[1]);
-    ends_[1] = -1;
-  }
+  int reader() const { return reader_.get(); }
+  int writer() const { return writer_.get(); }
+  void close_writer() { writer_.reset(); }
 
  private:
-  std::array<int, 2> ends_{-1, -1};
+  FileDescriptor reader_;
+  FileDescriptor writer_;
 };
 
 }  // namespace

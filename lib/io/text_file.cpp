@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "base/random.h"
 #include "dsckpt/error.h"
 #include "io/input_file.h"
@@ -73,7 +74,7 @@ void TextFile::fail(int reason) const {
 
 void TextFile::publish() {
   int failed = staged_in_.rename(staged_, folder_, name_);
-  if (failed == EXDEV) {  // an output folder that is a file system of its own
+  if (failed == EXDEV) {  // the output folder is a mount point of its own
     staged_in_.remove(std::exchange(staged_, {}));
     staged_in_ = folder_;
     write();
@@ -86,7 +87,8 @@ void TextFile::publish() {
 bool TextFile::publish_new() {
   int failed = folder_.rename(staged_, folder_, name_, RENAME_NOREPLACE);
   if (failed == 0) staged_.clear();
-  // Not every file system has that; a link is refused where there is something, too.
+  // File systems without RENAME_NOREPLACE get a link, which fails in the same way if the name is
+  // taken.
   if (failed == EINVAL || failed == ENOSYS) failed = folder_.link(staged_, folder_, name_);
   if (failed != 0 && failed != EEXIST) fail(failed);
   return failed == 0;
@@ -95,23 +97,21 @@ bool TextFile::publish_new() {
 std::optional<std::string> own_content(const Folder& folder, const fs::path& name, uint64_t begin,
                                        uint64_t most) {
   const Where where{.file = (folder.path() / name).string()};
-  const int fd = folder.open_ours(name, {.is_read_too = true});
-  if (fd < 0 && errno == ENOENT) return std::nullopt;
-  if (fd < 0) throw IoError(where, "cannot open", errno);
+  const FileDescriptor file(folder.open_ours(name, {.is_read_too = true}));
+  if (!file && errno == ENOENT) return std::nullopt;
+  if (!file) throw IoError(where, "cannot open", errno);
   std::string content;
-  int failed = 0;
   while (content.size() < most) {
     const size_t had = content.size();
     const auto wanted = static_cast<size_t>(std::min<uint64_t>(kReadAtOnce, most - had));
     content.resize(had + wanted);
-    const ssize_t got = ::pread(fd, content.data() + had, wanted, static_cast<off_t>(begin + had));
+    const ssize_t got =
+        ::pread(file.get(), content.data() + had, wanted, static_cast<off_t>(begin + had));
     content.resize(had + static_cast<size_t>(std::max<ssize_t>(got, 0)));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) failed = errno;
-    if (got <= 0) break;
+    if (got < 0) throw IoError(where, "cannot read", errno);
+    if (got == 0) break;
   }
-  ::close(fd);
-  if (failed != 0) throw IoError(where, "cannot read", failed);
   return content;
 }
 
@@ -122,6 +122,15 @@ std::string read_text(const fs::path& path, std::string_view what) {
   }
   const std::vector<std::byte> bytes = file.read(0, file.size());
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+bool holds_text(const std::filesystem::path& path, std::string_view text) {
+  try {
+    const InputFile file(path);
+    return file.size() == text.size() && as_text(file.read(0, file.size())) == text;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 void replace_text_file(const fs::path& path, const std::string& text, bool durable) {

@@ -54,6 +54,9 @@ std::optional<std::string> own_content(const Folder& folder, const std::filesyst
 // UsageError "PATH: is too long for WHAT" for more than InputFile::kMostAtOnce bytes.
 std::string read_text(const std::filesystem::path& path, std::string_view what);
 
+// True if a file is there, can be read, and holds just `text`.
+bool holds_text(const std::filesystem::path& path, std::string_view text);
+
 // Creates or replaces `path` with a file that holds `text`. Throws as a TextFile.
 void replace_text_file(const std::filesystem::path& path, const std::string& text, bool durable);
 // The same in an open folder.

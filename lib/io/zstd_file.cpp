@@ -16,9 +16,9 @@ constexpr uint64_t kContentBlock = 1 << 20;
 constexpr size_t kInput = 128 << 10;
 constexpr int kLargestWindowLog = 27;
 constexpr size_t kDecompressors = 4;
-// The last blocks are kept, whatever else the cache has room for: other threads are about to ask
-// for them, and nothing else makes them but the way from the frame's beginning. Of all files
-// together, as long as that is one of each.
+// The last blocks of a file are kept outside the cache too. Other threads will ask for them soon,
+// and the only other way to them is from the beginning of their frame. All files share
+// kKeptTogether blocks, but each keeps at least one.
 constexpr uint64_t kMostKept = 8;
 constexpr uint64_t kKeptTogether = 64;
 
@@ -29,10 +29,10 @@ uint64_t kept_of_each() {
 
 }  // namespace
 
-// Somewhere on the way through the file.
+// Decompresses from some position on.
 class ZstdFile::Decompressor {
  public:
-  // From `frame` on, one of `frames`; if there are none, they are found on the way.
+  // Starts at `frame`, one of `frames`. If `frames` is empty, the frames are found on the way.
   Decompressor(const StoredFile& file, const std::vector<ZstdFrame>& frames, const ZstdFrame& frame)
       : file_(file), frames_(frames), begin_(frame), next_input_(frame.stored), at_(frame.content) {
     if (context_ == nullptr) throw std::bad_alloc();
@@ -43,7 +43,7 @@ class ZstdFile::Decompressor {
   uint64_t stored_at() const { return next_input_ - (input_.size - input_.pos); }
   const std::vector<ZstdFrame>& found() const { return found_; }
 
-  // The content that follows, until `out` is full or the file ends. Returns how much that is.
+  // Reads the next content until `out` is full or the file ends. Returns its size.
   size_t read(std::span<std::byte> out) {
     ZSTD_outBuffer output{out.data(), out.size(), 0};
     while (output.pos < output.size) {
@@ -59,7 +59,8 @@ class ZstdFile::Decompressor {
     return output.pos;
   }
 
-  // Reads on to the end of the frame, so that its checksum is checked. Nothing may be left of it.
+  // Reads to the end of the frame, so that its checksum is verified. The frame must have no more
+  // content.
   void finish_frame() {
     std::byte none{};
     ZSTD_outBuffer output{&none, 0, 0};
@@ -86,7 +87,7 @@ class ZstdFile::Decompressor {
     return true;
   }
 
-  // `left`: what zstd says of the frame that it is in.
+  // `left`: zstd's result, 0 at the end of a frame.
   void pass(size_t left) {
     if (ZSTD_isError(left)) refuse_zstd({.file = file_.display(), .offset = stored_at()}, left);
     within_frame_ = left != 0;
@@ -95,7 +96,7 @@ class ZstdFile::Decompressor {
     begin_ = {stored_at(), at_};
   }
 
-  // A seek table may say of a frame what it likes; the frame knows.
+  // A seek table may lie about a frame, so the frame itself is compared with it.
   void end_frame() {
     if (frames_.empty()) return found_.push_back(begin_);
     const auto frame =
@@ -106,7 +107,7 @@ class ZstdFile::Decompressor {
         frame[1].stored < stored_at()) {
       throw not_as_listed();
     }
-    // Between two there may be frames of nothing, but not a part of one.
+    // Whole empty frames may lie between two frames, but no part of one.
     const uint64_t between = frame[1].stored - stored_at();
     if (between > 0 && between < kZstdSkippableHeader) throw not_as_listed();
   }
@@ -121,12 +122,12 @@ class ZstdFile::Decompressor {
   const StoredFile& file_;
   const std::vector<ZstdFrame>& frames_;
   std::vector<ZstdFrame> found_;
-  ZstdFrame begin_;  // of the frame that it is in
+  ZstdFrame begin_;  // the current frame
   std::unique_ptr<ZSTD_DCtx, Free> context_{ZSTD_createDCtx()};
   std::vector<std::byte> buffer_;
   ZSTD_inBuffer input_{nullptr, 0, 0};
   uint64_t next_input_;
-  uint64_t at_;  // of the content
+  uint64_t at_;  // position in the content
   bool within_frame_ = false;
 };
 
@@ -172,7 +173,7 @@ SharedBlock ZstdFile::decode(uint64_t index) {
   try {
     return read_up_to(index, from);
   } catch (...) {
-    decompressors_.pop_front();  // after an error it would go on anywhere
+    decompressors_.pop_front();  // its position is unknown after an error
     throw;
   }
 }
@@ -191,7 +192,7 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
       }
       if (is_frame_end(end)) from.finish_frame();
     };
-    // A frame may begin within a block; the rest of that one is not kept.
+    // A frame may begin within a block; the part of that block is not kept.
     if (at != block * kContentBlock || block + most <= index) {
       skipped.resize(end - at);
       read(skipped);
@@ -202,8 +203,8 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
     passed_.emplace_back(block, kept);
     while (passed_.size() > most) passed_.pop_front();
     if (block != index) continue;
-    // It can do no more, or has done next to nothing: where a thousand files are opened, only the
-    // first bytes of each are read before all are open.
+    // The decompressor has reached the end, or only read the first block. A run that opens a
+    // thousand files reads the first bytes of each before all are open.
     if (end == size() || index == 0) {
       decompressors_.pop_front();
       if (waiting_ == 0) passed_.clear();
@@ -218,9 +219,9 @@ bool ZstdFile::is_frame_end(uint64_t offset) const {
       [](const ZstdFrame& a, const ZstdFrame& b) { return a.content < b.content; });
 }
 
-// The one in front of `offset` that has the shortest way, moved to the front of the list.
+// Returns the nearest decompressor at or before `offset`, and moves it to the front of the list.
 ZstdFile::Decompressor& ZstdFile::best_for(uint64_t offset) {
-  // A block is made from its beginning on, so the frame is one that begins before it or there.
+  // A block is decompressed from its first byte on, so its frame begins at or before that byte.
   const auto after =
       std::upper_bound(frames_.begin(), frames_.end() - 1, offset,
                        [](uint64_t at, const ZstdFrame& f) { return at < f.content; });

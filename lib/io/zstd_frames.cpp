@@ -15,28 +15,27 @@
 namespace dsckpt {
 namespace {
 
-constexpr uint32_t kSkippableMagic = 0x184D2A50;  // the last four bits are anything
+constexpr uint32_t kSkippableMagic = 0x184D2A50;  // any last four bits
 constexpr uint32_t kSeekTableFrame = 0x184D2A5E;
 constexpr uint32_t kSeekTableMagic = 0x8F92EAB1;
 constexpr uint64_t kSeekTableFooter = 9;
 constexpr const char* kOtherTable = "the seek table is not that of the frames before it";
 constexpr uint64_t kBlockHeader = 3;
 constexpr uint64_t kChecksum = 4;
-constexpr uint64_t kLargestBlock = 128 << 10;  // of content
-constexpr uint64_t kSmallestBlock = 4;         // stored, if it holds so much
-constexpr uint64_t kMostOfNothing = 64;        // stored, of an empty frame
+constexpr uint64_t kLargestBlock = 128 << 10;  // content
+constexpr uint64_t kSmallestBlock = 4;         // stored size of a block with that content
+constexpr uint64_t kMostOfNothing = 64;        // stored size of an empty frame
 
 bool is_skippable(uint32_t magic) {
   return (magic & 0xFFFFFFF0) == kSkippableMagic;
 }
 
-// Finds the frames of a file.
 class Frames {
  public:
   explicit Frames(const StoredFile& file) : file_(file), end_(file.size()) {}
 
-  // Frames that hold anything, and the ends of file and content. nullopt where a header does not
-  // say how much its frame holds.
+  // Returns the frames with content, then the ends of file and content. Returns nullopt if a header
+  // does not have the size of its frame's content.
   std::optional<std::vector<ZstdFrame>> find() {
     if (file_.size() == 0) throw CorruptError({.file = file_.display()}, "is empty: no zstd file");
     if (!read_seek_table() && !walk()) return std::nullopt;
@@ -56,7 +55,8 @@ class Frames {
     return {{.file = file_.display(), .offset = offset}, why};
   }
 
-  // A frame of nothing is never read, so what a table or its own header calls one has to be one.
+  // Empty frames are never read, so a frame that a seek table or its header calls empty is checked
+  // here.
   void check_empty(uint64_t stored, uint64_t size) const {
     if (size >= kZstdSkippableHeader && is_skippable(read<uint32_t>(stored)) &&
         kZstdSkippableHeader + read<uint32_t>(stored + 4) == size) {
@@ -69,8 +69,8 @@ class Frames {
     }
   }
 
-  // `most`: what the frame could become. Without that limit a header of a few bytes could make its
-  // reader ask for any amount of memory.
+  // `most`: the limit of the frame's content. Without it a header of a few bytes could make a
+  // reader allocate any amount of memory.
   void add(uint64_t stored, uint64_t content, uint64_t most) {
     if (content > most) throw corrupt(stored, "a zstd frame of more than its blocks can hold");
     if (content > 0) frames_.push_back({stored, content_});
@@ -112,7 +112,7 @@ class Frames {
     return true;
   }
 
-  // From header to header. False if a frame does not say how much it holds.
+  // Walks from header to header. Returns false if a frame's header has no content size.
   bool walk() {
     for (uint64_t at = 0; at < file_.size();) {
       const uint64_t left = file_.size() - at;
@@ -168,7 +168,7 @@ class Frames {
   const StoredFile& file_;
   std::vector<ZstdFrame> frames_;
   uint64_t content_ = 0;
-  uint64_t end_;  // of the frames in the file
+  uint64_t end_;  // end of the frames in the file
 };
 
 }  // namespace

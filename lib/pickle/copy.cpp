@@ -3,8 +3,8 @@
 
 namespace dsckpt::pickle {
 
-// Makes every node empty when it is first referred to and fills it later, so that neither depth nor
-// cycles matter.
+// Makes an empty node at the first reference and fills it later. So neither depth nor cycles
+// matter.
 class Document::Copier {
  public:
   Copier(Document& into, Copies& copies, const std::function<Value(const Value&)>& persistent)
@@ -62,8 +62,8 @@ class Document::Copier {
     return Access::make(to);
   }
 
-  // Nodes of one name are not made one: the copy's pickle is the original's. Python 2 names are
-  // kept apart from those that Document::global() gives out.
+  // Nodes of the same name stay separate, so that the copy's pickle equals the original's. Python 2
+  // names are kept apart from the names that Document::global() returns.
   Value global(const GlobalNode& node) {
     const Value made = Access::make(store_.globals.emplace_back(
         store_.arena.copy(node.module), store_.arena.copy(node.name), node.python2));

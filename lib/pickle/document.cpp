@@ -26,7 +26,7 @@ uint32_t hash_of(int64_t key) {
   return static_cast<uint32_t>(keyed_hash(static_cast<uint64_t>(key)));
 }
 
-// A global that is a dict of some sort even before it has keys.
+// Returns whether a global makes a dict, even one that has no keys yet.
 bool names_mapping(const Value& callable) {
   return callable.is_global("collections", "OrderedDict") ||
          callable.is_global("collections", "defaultdict") ||

@@ -16,14 +16,14 @@ namespace {
 
 // Python refuses to convert longer decimal numbers too (sys.get_int_max_str_digits).
 constexpr size_t kMaxDigits = 4300;
-// Of module and name together. A pickle can name one long text often; no real name is near this.
+// For module and name together. A pickle can name one long text often; no real name is this long.
 constexpr size_t kMaxGlobalName = 1000;
-// Older protocols use Python 2's names.
+// Older protocols have Python 2's names.
 constexpr int kFirstPython3 = 3;
 // Below this, decoding text anew costs less than remembering it.
 constexpr size_t kRememberDecoded = 64;
 
-// The characters of UTF-8 text as Latin-1; nullopt if one does not fit.
+// Converts UTF-8 text to Latin-1, or returns nullopt if a character does not fit.
 std::optional<std::string> to_latin1(std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -41,7 +41,7 @@ std::optional<std::string> to_latin1(std::string_view text) {
   return out;
 }
 
-// The number that repr() of a float wrote.
+// Parses the output of a float's repr().
 std::optional<double> float_of(std::string_view text) {
   const bool negative = text.starts_with('-');
   const std::string_view size = text.substr(negative ? 1 : 0);
@@ -56,7 +56,7 @@ std::optional<double> float_of(std::string_view text) {
   return negative ? -value : value;
 }
 
-// A pickle's memo. Indices are bounded by the bytes before them, so it stays as small as these.
+// A pickle's memo. Its size is limited: an index must not exceed the number of bytes before it.
 class Memo {
  public:
   void put(uint64_t index, Value value) {
@@ -67,7 +67,7 @@ class Memo {
   const Value* get(uint64_t index) const {
     return index < values_.size() && values_[index] ? &*values_[index] : nullptr;
   }
-  // Indices in use; MEMOIZE takes the next.
+  // The number of indices in use, which is MEMOIZE's next index.
   uint64_t size() const { return size_; }
 
  private:
@@ -75,7 +75,7 @@ class Memo {
   uint64_t size_ = 0;
 };
 
-// The bytes of the pickle, and where the opcode at hand stands in them: errors name that.
+// Reads the bytes of the pickle, and keeps the position of the current opcode for errors.
 class Cursor : public ByteReader {
  public:
   using ByteReader::ByteReader;
@@ -89,7 +89,7 @@ class Cursor : public ByteReader {
     opcode_at_ = offset();
     return read<uint8_t>();
   }
-  // For read_argument().
+  // read_argument() calls this.
   uint64_t length(int32_t size) const {
     if (size < 0) fail("negative length");
     return static_cast<uint64_t>(size);
@@ -101,10 +101,10 @@ class Cursor : public ByteReader {
 
 }  // namespace
 
-// Python's unpickler with its two stacks as one: values, and the heights at which marks stand.
+// Python's unpickler. Its two stacks are one here, with the heights of the marks in a list.
 class Document::Machine {
  public:
-  // With a witness, `bytes` outlive the document: texts stay where they are.
+  // With a witness, `bytes` must outlive the document, and texts are not copied.
   Machine(Document& document, Witness* witness, ByteSpan bytes, uint64_t base)
       : document_(document),
         store_(*document.store_),
@@ -112,7 +112,7 @@ class Document::Machine {
         cursor_(bytes, base),
         base_(base) {}
 
-  // Runs to STOP and sets the root.
+  // Runs until STOP and sets the root.
   void run() {
     for (;;) {
       const uint8_t opcode = cursor_.opcode();
@@ -127,7 +127,7 @@ class Document::Machine {
 
   void check_depth(uint32_t max_depth) { check_depth(document_.root_, max_depth); }
 
-  // Also of what the root does not hold: Python has made it, too.
+  // Checks values outside the root too: Python would make them all the same.
   void check_depth_of_all(uint32_t max_depth) {
     const auto check = [&](auto& nodes) {
       for (auto& node : nodes) {
@@ -142,13 +142,13 @@ class Document::Machine {
   }
 
  private:
-  // Walks everything reachable from `root` once, without recursion. Shared values are seen once;
-  // references back to an open container only mark the document as cyclic.
+  // Visits every value below `root` once, without recursion. A reference back to an open container
+  // only marks the document as cyclic.
   void check_depth(const Value& root, uint32_t max_depth) {
     struct Frame {
       Node* node;
       size_t index;
-      uint32_t below;  // greatest height of the children seen
+      uint32_t below;  // height of the highest child so far
     };
     constexpr uint32_t kOpen = 1;
     std::vector<Frame> path;
@@ -210,7 +210,7 @@ class Document::Machine {
     stack_.pop_back();
     return value;
   }
-  // The values above the last mark; pop_to() drops them.
+  // The values above the last mark. pop_to() drops them.
   std::span<const Value> above_mark() {
     if (marks_.empty()) fail("no mark on the stack");
     return std::span<const Value>(stack_).subspan(marks_.back());
@@ -236,7 +236,7 @@ class Document::Machine {
     if (kind != Kind::string) witness_->bytes(text, cursor_.opcode_at());
   }
 
-  // Python 2's str: text if it is ASCII, bytes otherwise.
+  // Python 2's str: text if it is ASCII, else bytes.
   static Kind kind_of_python2(std::string_view text) {
     return is_ascii(text) ? Kind::string : Kind::bytes;
   }
@@ -308,7 +308,7 @@ class Document::Machine {
                                               [&] { return decode_raw_unicode(line); })));
   }
 
-  // `module` and `name` must last as long as the store.
+  // `module` and `name` must live as long as the store.
   void push_global(std::string_view module, std::string_view name) {
     if (module.size() + name.size() > kMaxGlobalName) {
       fail("a global's name of " + counted(module.size() + name.size(), "byte"));
@@ -362,7 +362,7 @@ class Document::Machine {
     }
   }
 
-  // REDUCE of _codecs.encode(text, 'latin1') or bytes() is how protocols 0 to 2 spell bytes.
+  // Protocols 0 to 2 write bytes as a call of _codecs.encode(text, 'latin1') or bytes().
   bool push_called_bytes(Value callable, Value arguments) {
     if (!callable.is(Kind::global) || !arguments.is(Kind::tuple)) return false;
     const std::span<const Value> items = arguments.as_sequence();
@@ -387,7 +387,7 @@ class Document::Machine {
     return true;
   }
 
-  // A text that many calls share is decoded once, so that the work stays linear.
+  // Each text is decoded once, even if many calls share it, so that the time stays linear.
   std::optional<std::string_view> latin1_of(const Value& string) {
     const std::string_view text = string.as_string();
     if (text.size() < kRememberDecoded) {
@@ -430,7 +430,8 @@ class Document::Machine {
     if (witness_ != nullptr) witness_->persistent(stack_.back(), cursor_.opcode_at());
   }
 
-  // Instances as protocols 0 and 1 write them; the class, if it is on the stack, comes first.
+  // Makes an instance of protocols 0 and 1. If the class is on the stack, it is below the
+  // arguments.
   void push_instance(std::optional<Value> named_class) {
     std::span<const Value> items = above_mark();
     if (!named_class) {
@@ -493,7 +494,7 @@ class Document::Machine {
     }
   }
 
-  // The value under the last mark, which the values above it go into.
+  // Returns the value below the last mark. The values above the mark go into it.
   Value marked_target() {
     if (marks_.empty()) fail("no mark on the stack");
     const size_t below = marks_.size() > 1 ? marks_[marks_.size() - 2] : 0;
@@ -503,7 +504,7 @@ class Document::Machine {
 
   // Memo.
 
-  // int() takes blanks, signs, underscores and zeros before it too; no pickler writes them.
+  // Python's int() also accepts blanks, signs, underscores and leading zeros; picklers write none.
   uint64_t memo_index(std::string_view line) {
     uint64_t index = 0;
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
@@ -514,8 +515,8 @@ class Document::Machine {
     return index;
   }
 
-  // A value that is remembered takes two bytes at least, so no index of a pickler is larger.
-  // Python's memo has room for twice as many values as the largest index says.
+  // A stored value takes at least two bytes, so a pickler's indices are smaller. Python's memo
+  // allocates twice the largest index.
   void put(uint64_t index) {
     constexpr uint64_t kFirstFew = 16;
     if (index > (cursor_.opcode_at() - base_) / 2 + kFirstFew) {
@@ -607,7 +608,7 @@ void Document::Machine::step(uint8_t opcode) {
     case kNextBuffer:
       fail("a buffer outside the pickle");
     case kReadOnlyBuffer:
-      fail("a read-only buffer, which only one outside the pickle is said to be");
+      fail("marks a buffer as read-only, which only buffers outside the pickle can be");
 
     case kEmptyTuple:
       return push_tuple(0);
@@ -691,7 +692,7 @@ void Document::Machine::step(uint8_t opcode) {
       return push_instance(std::nullopt);
     case kInst: {
       push_global_lines(argument.text, argument.second_text);
-      // Not pop(): a mark may stand right below.
+      // pop() would fail if a mark is right below.
       const Value named_class = stack_.back();
       stack_.pop_back();
       return push_instance(named_class);
@@ -708,7 +709,7 @@ void Document::Machine::step(uint8_t opcode) {
       marks_.push_back(stack_.size());
       return;
     case kPop:
-      // As in Python, POP right above a mark takes the mark.
+      // In Python, too, POP directly above a mark removes the mark.
       if (!marks_.empty() && marks_.back() == stack_.size()) {
         marks_.pop_back();
       } else {

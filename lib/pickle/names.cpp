@@ -118,7 +118,7 @@ constexpr std::pair<std::string_view, std::string_view> kModules[] = {
     {"xmlrpc.server", "SimpleXMLRPCServer"},
 };
 
-// In builtins now, in exceptions then.
+// Names that moved from exceptions to builtins.
 constexpr std::string_view kExceptions[] = {"ArithmeticError",
                                             "AssertionError",
                                             "AttributeError",
@@ -167,7 +167,7 @@ constexpr std::string_view kExceptions[] = {"ArithmeticError",
                                             "Warning",
                                             "ZeroDivisionError"};
 
-// Kinds of OSError that Python 2 did not tell apart.
+// Classes of OSError that Python 2 does not distinguish.
 constexpr std::string_view kOsErrors[] = {
     "BrokenPipeError",        "ChildProcessError",    "ConnectionAbortedError", "ConnectionError",
     "ConnectionRefusedError", "ConnectionResetError", "FileExistsError",        "FileNotFoundError",
@@ -201,7 +201,7 @@ std::pair<std::string_view, std::string_view> python3_name(std::string_view modu
     if (entry.old_module == module && entry.old_name == name) return {entry.module, entry.name};
   }
   if (module == "exceptions") return {"builtins", name};
-  // Where several modules have one old name, the one without an underscore is the public one.
+  // If several modules share an old name, the one without an underscore is public.
   std::string_view found = module;
   for (const auto& [now, then] : kModules) {
     if (then == module && (found == module || found.starts_with('_'))) found = now;

@@ -196,8 +196,8 @@ class Document {
   // offset of the opcode or its argument, counted from `base`. Extension codes and out-of-band
   // buffers cannot be resolved, and are refused too. So are things that Python reads and no pickler
   // writes. These are DUP, a protocol that does not come first, and memo indices that are no plain
-  // decimals, or larger than the number of values that the bytes before could hold. Time and memory
-  // are linear in the pickle's length.
+  // decimals. Others are larger than the number of values that the bytes before could hold. Time
+  // and memory are linear in the pickle's length.
   static Document parse(ByteSpan bytes, uint64_t base = 0, size_t* consumed = nullptr,
                         const Limits& limits = {});
   // Parses in the same way, and tells `witness`. Returns the length consumed, and keeps nothing:

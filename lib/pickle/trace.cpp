@@ -19,7 +19,7 @@ namespace {
 
 // No real name is longer.
 constexpr size_t kMaxName = 1000;
-// Of stack and memo: some hundred megabytes.
+// Limits stack and memo to some hundred megabytes.
 constexpr size_t kMaxValues = size_t{1} << 23;
 constexpr size_t kMaxElements = size_t{1} << 24;  // of tuples, in all
 constexpr size_t kMaxGlobals = size_t{1} << 16;
@@ -27,14 +27,14 @@ constexpr size_t kMaxAttributes = 1024;
 constexpr uint64_t kWindow = uint64_t{64} << 10;
 constexpr uint64_t kSmallWindow = 4096;
 
-// Ends a trace.
+// Thrown to end a trace.
 struct Broken {
   std::string why;
   bool is_cut = false;
   bool is_truncated = false;
 };
 
-// A cursor over a source that holds one window of it. It passes texts and lines by, however long.
+// A cursor over a source, with one window of it in memory. It skips texts and lines of any length.
 class TraceCursor {
  public:
   struct Text {
@@ -60,10 +60,10 @@ class TraceCursor {
     return {at_ - size, size};
   }
 
-  // A negative size is an error in Python.
+  // Python fails at a negative size.
   static uint64_t length(int32_t size) { return static_cast<uint32_t>(size); }
 
-  // Python takes the end of the bytes for the end of a line.
+  // In Python the end of the bytes also ends a line.
   Text line() {
     Text line{at_, 0};
     while (at_ < source_.size()) {
@@ -73,7 +73,7 @@ class TraceCursor {
     return line;
   }
 
-  // The first kMaxName bytes of a text, and one more if there are more.
+  // Returns the first kMaxName bytes of a text, and one more if it is longer.
   std::string beginning(const Text& text) {
     const uint64_t behind = std::exchange(at_, text.at);
     std::string out;
@@ -106,7 +106,7 @@ std::string not_an_opcode(uint8_t opcode) {
   return std::string(text) + " is not an opcode";
 }
 
-// The text that the opcode at `at` pushes; nullopt if it cannot be a name.
+// Returns the text that the opcode at `at` pushes, or nullopt if it cannot be a name.
 std::optional<std::string> text_at(const ByteSource& source, uint64_t at) {
   TraceCursor cursor(source, at, kSmallWindow);
   const auto opcode = cursor.read<uint8_t>();
@@ -153,17 +153,17 @@ class Tracer {
   }
 
  private:
-  // What is known of a value.
+  // The facts that are known about a value.
   struct Known {
     enum Kind : uint8_t {
-      other,       // nothing
+      other,       // unknown
       plain,       // a number, a truth value, None or bytes
-      text,        // `what`: where its opcode stands
-      tuple,       // the index of its first element and, in the lower half, how many there are
-      container,   // a list, dict or set, whatever is in it
-      global,      // its index
-      result,      // of calling the global of that index
-      persistent,  // what a persistent id stands for
+      text,        // `what`: the position of its opcode
+      tuple,       // `what`: index of the first element; in the lower half, their number
+      container,   // a list, dict or set with any content
+      global,      // `what`: its index
+      result,      // of a call of the global `what`
+      persistent,  // the object of a persistent id
     };
     Kind kind = other;
     uint64_t what = 0;
@@ -173,7 +173,7 @@ class Tracer {
     }
   };
 
-  // Every unpickler stops here.
+  // Every unpickler fails here.
   void die() { trace_.died = std::min(trace_.died, opcode_at_); }
 
   // Stack.
@@ -202,7 +202,7 @@ class Tracer {
     }
     return stack_.back();
   }
-  // Drops the values above the last mark, and it.
+  // Drops the last mark and the values above it.
   void drop_mark() {
     if (marks_.empty()) die();
     stack_.resize(floor());
@@ -238,7 +238,7 @@ class Tracer {
     return {Known::global, add(form, std::move(module), std::move(name))};
   }
 
-  // Of what STACK_GLOBAL takes. What is surely no text ends every unpickler.
+  // Pops an argument of STACK_GLOBAL. Every unpickler fails if it is certainly not a text.
   std::optional<std::string> pop_name() {
     const Known value = pop();
     if (value.kind == Known::text) return text_at(source_, value.what);
@@ -312,7 +312,7 @@ class Tracer {
            (global.module == "builtins" || global.module == "__builtin__");
   }
 
-  // False if it is not a constant attribute of a global.
+  // Returns false unless the result is a constant attribute of a global.
   bool take_attribute(const Known& getattr, std::span<const Known> arguments) {
     if (arguments.size() != 2 || arguments[0].kind != Known::global ||
         arguments[1].kind != Known::text) {
@@ -337,7 +337,7 @@ class Tracer {
            (global.module == "copyreg" || global.module == "copy_reg");
   }
 
-  // Instead of the result of copyreg's `function`, pushes the object that it makes.
+  // Pushes the object that copyreg's `function` makes, in place of its result.
   void make_of_first(std::string_view function, const Known& tuple) {
     const std::span<const Known> arguments = elements(tuple);
     if (arguments.empty() || arguments[0].kind != Known::global) return;
@@ -346,7 +346,8 @@ class Tracer {
     }
     pop();
     call(arguments[0], kMade);
-    // That use of the class is accounted for, but not another one of the same tuple.
+    // This use of the class is counted. The element is cleared, so a later call of the same tuple
+    // is not.
     elements_[tuple.what >> 32] = {};
   }
 
@@ -356,7 +357,7 @@ class Tracer {
     call(named_class, kCalled);
   }
 
-  // Without a mark Python imports the class, and stops.
+  // Python imports the class before it misses the mark and fails.
   void instance_of(const Known& named_class) {
     if (marks_.empty()) {
       push(named_class);
@@ -367,7 +368,7 @@ class Tracer {
     call(named_class, kCalled);
   }
 
-  // Something is put into the value on top.
+  // Records that the value on top is changed.
   void fill(Use how) {
     const Known target = top();
     if (target.kind == Known::global) use(target.what, kChanged);
@@ -376,7 +377,7 @@ class Tracer {
 
   // Memo.
 
-  // Python takes more for numbers than pickles write; what those are is not followed.
+  // Python accepts more spellings of numbers than picklers write. The others are unknown here.
   std::optional<uint64_t> memo_index(const TraceCursor::Text& text) {
     const std::string line = cursor_.beginning(text);
     uint64_t index = 0;
@@ -405,8 +406,8 @@ class Tracer {
   TraceCursor cursor_;
   uint64_t opcode_at_ = 0;
   Trace trace_;
-  // By global: how often it was put on the stack, and how often it was taken from there to be
-  // called. What is left over was put into a value.
+  // For each global: how often it was pushed, and how often a call popped it. The rest went into
+  // values.
   std::vector<uint64_t> pushes_;
   std::vector<uint64_t> consumed_;
   std::map<std::tuple<NamedGlobal::Form, std::string, std::string>, size_t> index_;
@@ -464,7 +465,7 @@ void Tracer::step(uint8_t opcode) {
       const size_t size = above_mark();
       if (marks_.empty()) die();
       push_tuple(size);
-      // Below the tuple, where the mark was.
+      // Removes the mark below the tuple.
       if (!marks_.empty()) marks_.pop_back();
       return;
     }

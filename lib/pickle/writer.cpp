@@ -11,8 +11,8 @@ namespace {
 // Items between MARK and APPENDS or SETITEMS: BATCHSIZE in CPython's Modules/_pickle.c.
 constexpr size_t kBatch = 1000;
 
-// The opcodes around the items of a list or dict. CPython goes two ways: lists and dicts proper
-// ("exact") open a batch whenever one is due; for other classes it looks one item ahead.
+// Writes the opcodes around the items of a list or dict. For "exact" lists and dicts CPython opens
+// a batch as soon as one is due. For other classes it first looks at the next item.
 class Batches {
  public:
   Batches(std::string& out, size_t count, bool exact, char one, char many)
@@ -38,8 +38,8 @@ class Batches {
   char many_;
 };
 
-// Which values were given a number, and which: in the nodes themselves, since a pickle of many
-// tensors has millions of them.
+// The memo numbers of values. They are kept in the nodes, since a pickle of many tensors has
+// millions.
 class NodeMemo {
  public:
   NodeMemo() = default;
@@ -76,16 +76,16 @@ class Writer {
   }
 
  private:
-  // A value whose parts are being written.
+  // A value while its parts are written.
   struct Frame {
     Node* node;
-    const ObjectNode* object;  // how to write it, if by a call
-    size_t index = 0;          // of the next part
+    const ObjectNode* object;  // how to write a value that is a call
+    size_t index = 0;          // the next part
     uint32_t depth = 0;
   };
 
-  // Writes a value, or what comes before its parts; then a frame is left on the path and the answer
-  // is true.
+  // Writes a leaf, or the beginning of a container. For a container it pushes a frame and returns
+  // true.
   bool save(const Value& value) {
     switch (value.kind()) {
       case Kind::none:
@@ -145,10 +145,10 @@ class Writer {
     return true;
   }
 
-  // The depth that the parts of `node` are at. Throws if that is too deep.
+  // Returns the depth of the parts of `node`. Throws if that is too deep.
   uint32_t depth_of(const Node& node) const {
     const uint32_t depth = path_.empty() ? 0 : path_.back().depth;
-    // Bytes count as a leaf, also where the pickle spelled them as a call.
+    // Bytes are a leaf, even if the pickle spells them as a call.
     const bool in_bytes = !path_.empty() && path_.back().node->called;
     if (node.helper || in_bytes || !is_container(node.kind)) return depth;
     if (depth >= max_depth_) {
@@ -157,7 +157,7 @@ class Writer {
     return depth + 1;
   }
 
-  // Writes on from where the topmost frame stands until a part opens a frame of its own.
+  // Continues the topmost frame until a part pushes a frame of its own.
   void step() {
     Frame& frame = path_.back();
     Node& node = *frame.node;
@@ -180,8 +180,8 @@ class Writer {
     if (!opened) path_.pop_back();
   }
 
-  // `index` belongs to a frame, which may move once save() has answered true. Parts before `base`
-  // are others'.
+  // `index` belongs to a frame, which may move when save() returns true. Parts below `base` are not
+  // items.
   bool step_items(size_t& index, size_t base, const std::vector<Value>& items, bool exact) {
     const Batches batches(out_, items.size(), exact, 'a', 'e');
     while (index - base < items.size()) {
@@ -212,7 +212,7 @@ class Writer {
     if (index - base == 2 * items.size()) {
       ++index;
       if (!items.empty()) batches.after(items.size() - 1);
-      // CPython sees that a dict has ended only when a batch is not full.
+      // CPython recognises the end of a dict only by a batch that is not full.
       if (exact && !items.empty() && items.size() % kBatch == 0) out_ += "(u";
     }
     return false;
@@ -228,7 +228,7 @@ class Writer {
       if (save(node.items[frame.index++])) return true;
     }
     if (NodeMemo::has(node)) {
-      // The tuple contains itself, and the inner one is written already.
+      // The tuple contains itself, and the inner reference has already written it.
       if (size <= 3) {
         out_.append(size, '0');
       } else {
@@ -242,8 +242,8 @@ class Writer {
     return false;
   }
 
-  // Parts: callable, arguments, items, pairs, state; each of the middle two ends with an index of
-  // its own.
+  // The parts are callable, arguments, items, pairs and state. Items and pairs each take one index
+  // more, for their end.
   bool step_object(Frame& frame, const ObjectNode& object) {
     if (frame.index == 0) {
       ++frame.index;
@@ -260,7 +260,7 @@ class Writer {
           (object.made == ObjectNode::Made::inst && object.arguments.as_sequence().empty());
       out_.push_back(is_new ? '\x81' : 'R');
       if (NodeMemo::has(*frame.node)) {
-        // Its arguments contained it.
+        // The arguments contained the object.
         out_.push_back('0');
         get(*frame.node);
         return false;
@@ -327,7 +327,7 @@ class Writer {
     const bool python2 = node.python2;
     const auto [module, name] =
         python2 ? std::pair(node.module, node.name) : python2_name(node.module, node.name);
-    // A name the writer itself needs is one object with the document's own.
+    // A name that the writer needs is the same object as the document's own.
     if (const auto found = names_.find(name_key(node)); found != names_.end()) {
       if (node.helper || found->second.helper) {
         memo_.insert(node, found->second.index);
@@ -355,7 +355,7 @@ class Writer {
     return false;
   }
 
-  // What protocol 2 spells as calls. These values live in scratch_.
+  // Values that protocol 2 spells as calls. They live in scratch_.
 
   template <typename... Values>
   Value call(Value callable, Values... arguments) {
@@ -372,7 +372,7 @@ class Writer {
   }
   static const ObjectNode* shape(const Value& object) { return &object.as_object(); }
 
-  // Python keeps one str for each Latin-1 character and one for 'latin1'.
+  // Python has a single str for each Latin-1 character and for 'latin1'.
   const ObjectNode* bytes_object(const TextNode& node) {
     if (node.called) {
       const auto& called = static_cast<const CalledBytesNode&>(node);
@@ -391,7 +391,7 @@ class Writer {
     const Value callable = helper_global("builtins", "bytearray");
     if (node.text.empty()) return shape(call(callable));
     if (node.text.size() > 1) return shape(call(callable, scratch_.bytes(node.text)));
-    // Python keeps one bytes for each single byte.
+    // Python has a single bytes object for each byte.
     const auto [found, is_new] = single_bytes_.try_emplace(node.text[0]);
     if (is_new) found->second = scratch_.bytes(node.text);
     return shape(call(callable, found->second));
@@ -410,7 +410,7 @@ class Writer {
                       scratch_.string(node.name.substr(dot + 1))));
   }
 
-  // NEWOBJ_EX came with protocol 4. CPython writes partial(cls.__new__, cls, *args, **keywords)().
+  // Protocol 4 introduced NEWOBJ_EX. CPython writes partial(cls.__new__, cls, *args, **keywords)().
   const ObjectNode* call_object(const ObjectNode& object) {
     if (object.made != ObjectNode::Made::newobj_ex || object.keywords.is_none() ||
         object.keywords.as_dict().items.empty()) {
@@ -437,7 +437,7 @@ class Writer {
     return &shaped;
   }
 
-  // NodeMemo.
+  // The memo.
 
   static std::string name_key(const GlobalNode& node) {
     const auto [module, name] =
@@ -487,7 +487,7 @@ class Writer {
   Document scratch_;
   std::unordered_map<char, Value> single_bytes_;
   std::unordered_map<const void*, Value> new_methods_;
-  NodeMemo memo_;  // before the nodes of scratch_ go
+  NodeMemo memo_;  // destroyed before the nodes of scratch_
 };
 
 }  // namespace

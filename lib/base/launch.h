@@ -13,8 +13,14 @@ struct Launch {
   int rank = 0;
   int size = 1;           // above 1
   std::string name = {};  // of the run, unique on the cluster: "17.0"; "" if it has none
-  // True if its processes can start MPI: the launcher is MPI's, or speaks PMI.
-  bool has_mpi = false;
+};
+
+// One of these processes, as the others know it.
+struct Member {
+  int rank = 0;
+  std::string host = {};
+  // "rank 3 on n4"
+  std::string name() const { return "rank " + std::to_string(rank) + " on " + host; }
 };
 
 // The value of a variable of the environment, or nullptr, as getenv(3).

@@ -1,4 +1,4 @@
-#include "group/launch.h"
+#include "base/launch.h"
 
 #include <array>
 #include <charconv>
@@ -10,8 +10,8 @@
 namespace dsckpt {
 namespace {
 
-// What a launcher sets for each of its processes. The first row whose `rank` and `size` are there
-// counts: Open MPI under Slurm sets both, and is who has started the process.
+// The variables that a launcher sets for each of its processes. The first row whose `rank` and
+// `size` are there counts: Open MPI under Slurm sets both, and is who has started the process.
 struct Launcher {
   const char* by;
   const char* rank;
@@ -19,41 +19,33 @@ struct Launcher {
   // Without it, `rank` and `size` do not mean that this process is one of several: a batch script
   // has Slurm's variables of the job.
   const char* required;
-  // One of these says that MPI can be started; nullptr: always.
-  std::array<const char*, 3> mpi;
   std::array<const char*, 4> name;
 };
 
-constexpr std::array<const char*, 3> kAlways{nullptr};
-constexpr std::array<const char*, 3> kNever{""};
 constexpr std::array kLaunchers{
     // By hand, and for Kubernetes, pdsh and the like.
     Launcher{"DSCKPT_GROUP_RANK",
              "DSCKPT_GROUP_RANK",
              "DSCKPT_GROUP_SIZE",
              nullptr,
-             kNever,
              {"DSCKPT_GROUP_NAME"}},
     Launcher{"mpirun (Open MPI)",
              "OMPI_COMM_WORLD_RANK",
              "OMPI_COMM_WORLD_SIZE",
              nullptr,
-             kAlways,
              {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
     // A step: SLURM_PROCID is also set in a batch script, which runs once.
     Launcher{"srun (Slurm)",
              "SLURM_PROCID",
              "SLURM_STEP_NUM_TASKS",
              "SLURM_STEP_ID",
-             {"PMIX_RANK", "PMI_RANK", "PMI_FD"},
              {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"}},
-    Launcher{"mpiexec (Hydra)", "PMI_RANK", "PMI_SIZE", nullptr, kAlways, {"PMI_PORT"}},
-    Launcher{"mpiexec (PALS)", "PALS_RANKID", "PALS_SIZE", nullptr, kAlways, {"PALS_APID"}},
+    Launcher{"mpiexec (Hydra)", "PMI_RANK", "PMI_SIZE", nullptr, {"PMI_PORT"}},
+    Launcher{"mpiexec (PALS)", "PALS_RANKID", "PALS_SIZE", nullptr, {"PALS_APID"}},
     Launcher{"torchrun",
              "RANK",
              "WORLD_SIZE",
              "TORCHELASTIC_RUN_ID",
-             kNever,
              {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"}},
 };
 
@@ -63,14 +55,6 @@ std::optional<int> number(const char* text) {
   const char* end = text + std::strlen(text);
   const auto [stop, failed] = std::from_chars(text, end, value);
   return failed == std::errc() && stop == end ? std::optional(value) : std::nullopt;
-}
-
-bool can_start_mpi(const Launcher& launcher, const Environment& environment) {
-  if (launcher.mpi[0] == nullptr) return true;
-  for (const char* variable : launcher.mpi) {
-    if (variable != nullptr && *variable != '\0' && environment(variable) != nullptr) return true;
-  }
-  return false;
 }
 
 std::string name_of(const Launcher& launcher, const Environment& environment) {
@@ -98,8 +82,7 @@ std::optional<Launch> find_launch(const Environment& environment) {
           .with_hint("--group none runs this process alone");
     }
     if (*size == 1) return std::nullopt;
-    return Launch{launcher.by, *rank, *size, name_of(launcher, environment),
-                  can_start_mpi(launcher, environment)};
+    return Launch{launcher.by, *rank, *size, name_of(launcher, environment)};
   }
   return std::nullopt;
 }

@@ -1,4 +1,4 @@
-#include "exec/rate_limit.h"
+#include "base/rate_limit.h"
 
 #include <algorithm>
 #include <thread>
@@ -6,9 +6,9 @@
 namespace dsckpt {
 namespace {
 
-// How long a request to stop may go unheard.
+// The longest time until a request to stop is heard.
 constexpr std::chrono::milliseconds kNap{50};
-// Nobody waits as long, and a clock counts further.
+// Longer than any wait, and within the range of a clock.
 constexpr std::chrono::duration<double> kLongest = std::chrono::hours(24 * 365);
 
 }  // namespace
