@@ -37,8 +37,8 @@ namespace {
   const char* hint = "can a browser open it?";
   if (reply.status == 401 || reply.status == 403) {
     hint =
-        "~/.netrc gives a name and password: machine HOST login NAME password PASSWORD; of a "
-        "folder, the server has to show an index";
+        "~/.netrc gives a name and password: machine HOST login NAME password PASSWORD; for a "
+        "folder, the server must show an index";
   } else if (reply.status == 404 || reply.status == 410) {
     hint = "is it still there?";
   } else if (reply.status >= 301 && reply.status <= 308) {
@@ -95,14 +95,14 @@ void count_name(uint64_t& bytes, std::string_view name) {
 
 namespace {
 
-// Names are shown as they are.
+// Names are shown in messages, so a name must not contain a secret.
 void refuse_secrets(const HttpRequest& request, std::string_view name) {
   if (request.credentials == nullptr) return;
   const Credentials& own = *request.credentials;
   for (const std::string_view secret :
        {std::string_view(own.key), std::string_view(own.secret), std::string_view(own.token)}) {
     if (secret.empty() || name.find(secret) == name.npos) continue;
-    throw IoError({}, "the listing has a name that holds the credentials it was asked with", 0);
+    throw IoError({}, "the listing has a name with the request's credentials in it", 0);
   }
 }
 
@@ -115,7 +115,7 @@ std::vector<ListedObject> list_objects(const BucketAccess& access, const std::st
   uint64_t name_bytes = 0;
   unsigned empty_pages = 0;  // in a row
   do {
-    // In the order of their names, as signatures want them.
+    // The parameters are sorted by name, as signatures require.
     std::string query = "?";
     if (!next.empty()) query += "continuation-token=" + percent_encoded(next) + "&";
     if (beside) query += "delimiter=%2F&";
@@ -135,7 +135,7 @@ std::vector<ListedObject> list_objects(const BucketAccess& access, const std::st
     empty_pages = page.objects.empty() ? empty_pages + 1 : 0;
     if (std::any_of(page.objects.begin(), page.objects.end(), is_other) ||
         (!page.next.empty() && page.next == next) || empty_pages > kMostEmptyPages) {
-      throw IoError({}, "the listing is not of what was asked for", 0);
+      throw IoError({}, "the listing does not belong to the request", 0);
     }
     for (const ListedObject& object : page.objects) {
       count_name(name_bytes, object.key);

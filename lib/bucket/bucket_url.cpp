@@ -24,7 +24,7 @@ bool is_plain(char c) {
          c == '.' || c == '_' || c == '~';
 }
 
-// Of "host", "host:8080" or "[::1]:8080".
+// Accepts "host", "host:8080" and "[::1]:8080".
 bool is_host(std::string_view text) {
   const size_t colon = text.starts_with('[') ? text.find("]:") : text.find(':');
   std::string_view host = text.substr(0, colon);
@@ -95,7 +95,7 @@ BucketUrl parse_bucket_url(const std::string& text) {
   if (url.is_web()) {
     if (url.prefix.find_first_of("?#") != url.prefix.npos) {
       throw UsageError("a URL with a query or a fragment names no folder")
-          .with_hint("give the folder's own URL; of a signed link, download what it leads to");
+          .with_hint("give the folder's own URL; download the target of a signed link");
     }
     try {
       url.prefix = percent_decoded(url.prefix, false);
@@ -110,7 +110,7 @@ BucketUrl parse_bucket_url(const std::string& text) {
     const std::string part = url.prefix.substr(begin, end - begin);
     if (part.empty() || part == "." || part == ".." || part.find('\0') != part.npos) {
       throw UsageError(printable(text) + ": has a part '" + printable(part) +
-                       "', which no folder has")
+                       "', which cannot be in a folder's name")
           .with_hint("give the folder's whole name");
     }
     begin = end + 1;
@@ -142,7 +142,7 @@ std::string percent_decoded(std::string_view text, bool plus_is_blank) {
     }
     const int high = i + 2 < text.size() ? hex_value(text[i + 1]) : -1;
     const int low = i + 2 < text.size() ? hex_value(text[i + 2]) : -1;
-    if (high < 0 || low < 0) throw CorruptError({}, "has a % that encodes nothing");
+    if (high < 0 || low < 0) throw CorruptError({}, "has a % without an encoded byte");
     out += static_cast<char>(high * 16 + low);
     i += 2;
   }

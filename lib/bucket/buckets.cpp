@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "bucket/bucket_url.h"
 #include "bucket/credentials.h"
 #include "bucket/http_client.h"
@@ -30,11 +31,11 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kRequestBytes = 8 << 20;
-// Of what has come and waits for what comes later, beside what is under way.
+// Buffers for ranges that have come and are not used yet, beside those of running requests.
 constexpr uint64_t kMostSpare = 8;
 constexpr const char* kUsualRegion = "us-east-1";
 
-// A folder that goes away with this process, however that ends: a child waits for it.
+// A temporary folder. A child process removes it when this process ends, however it ends.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -44,12 +45,12 @@ class TemporaryFolder {
     child_ = ::fork();
     if (child_ == 0) outlive(ends[0]);
     ::close(ends[0]);
-    alive_ = ends[1];
+    alive_ = FileDescriptor(ends[1]);
   }
   ~TemporaryFolder() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
-    if (alive_ >= 0) ::close(alive_);
+    alive_.reset();
     if (child_ > 0) ::waitpid(child_, nullptr, 0);
   }
   TemporaryFolder(const TemporaryFolder&) = delete;
@@ -57,13 +58,13 @@ class TemporaryFolder {
   const fs::path& path() const { return path_; }
 
  private:
-  // In the child. The other end of the pipe closes when the process ends.
+  // Runs in the child. The other end of the pipe closes when the parent ends.
   [[noreturn]] void outlive(int parent) {
     sigset_t all;
     ::sigfillset(&all);
     ::sigprocmask(SIG_BLOCK, &all, nullptr);
     ::setsid();
-    // Nobody waits for what it might print, and no other pipe stays open for it.
+    // The child must hold neither the output, which others may wait for, nor other pipes open.
     const int end = ::dup2(parent, 0) < 0 ? parent : 0;
     ::close_range(static_cast<unsigned>(end) + 1, ~0U, 0);
     char byte = 0;
@@ -78,15 +79,15 @@ class TemporaryFolder {
 
   fs::path path_;
   pid_t child_ = -1;
-  int alive_ = -1;
+  FileDescriptor alive_;
 };
 
-// Where messages say it is.
+// The URL in messages.
 std::string shown_url(const BucketUrl& url) {
   return url.site() + (url.prefix.empty() ? "" : "/" + url.prefix);
 }
 
-// Of an object that no file can stand for.
+// Refuses an object whose key cannot be a file's name.
 void check_key(const ListedObject& object, const BucketUrl& url) {
   const fs::path path(object.key);
   const bool is_odd = object.key.front() == '/' || object.key.find('\0') != object.key.npos ||
@@ -95,14 +96,14 @@ void check_key(const ListedObject& object, const BucketUrl& url) {
                                   [](const fs::path& part) { return part == "." || part == ".."; });
   if (!is_odd) return;
   throw UnsupportedError({.file = url.site() + "/" + object.key},
-                         "is the key of an object, and can be no file's name")
-      .with_hint("a prefix below which there is no such key can be read");
+                         "is the key of an object, but not a possible file name")
+      .with_hint("give a prefix without such keys");
 }
 
 }  // namespace
 
 struct Buckets::Impl {
-  // A bucket that something is read of.
+  // A bucket that is read from.
   struct Mounted {
     BucketAccess access;
     std::shared_ptr<ObjectReader> reader;
@@ -132,7 +133,7 @@ struct Buckets::Impl {
       }
       if (failed) {
         throw IoError({.file = url.site() + "/" + object.key},
-                      "cannot have a stand-in in " + folder->path().string(), failed.value());
+                      "cannot be represented in " + folder->path().string(), failed.value());
       }
     }
   }
@@ -146,7 +147,7 @@ struct Buckets::Impl {
     mounted.at(site).reader->replace({object.path, object.etag, object.size, object.modified});
   }
 
-  // What lies below a folder; with `beside` as list_objects() has it.
+  // Lists the content of a folder. `beside` is list_objects()'s.
   static std::vector<ListedObject> listed(const BucketAccess& access, const std::string& folder,
                                           bool beside) {
     if (access.is_web) return list_web_folder(access, folder, beside);
@@ -158,18 +159,18 @@ struct Buckets::Impl {
     const std::vector<ListedObject> below = listed(access, url.prefix, false);
     stand_in(url, below);
     if (url.prefix.empty() || use == BucketUse::output) return;
-    // Configurations lie beside a tag's own folder, and the URL may be an object's.
+    // Configurations lie beside a tag's folder, and the URL may name a single object.
     const size_t slash = url.prefix.rfind('/');
     const std::string above = slash == url.prefix.npos ? "" : url.prefix.substr(0, slash);
     try {
       std::vector<ListedObject> beside = listed(access, above, true);
-      // Of what is not there, messages say what is.
+      // If nothing was found, subfolders too are listed, so that messages can name what is there.
       if (!below.empty()) {
         std::erase_if(beside, [](const ListedObject& object) { return object.key.ends_with('/'); });
       }
       stand_in(url, beside);
     } catch (const Error& error) {
-      // It may be that only the prefix may be listed.
+      // The credentials may permit listing only the prefix.
       if (below.empty() || error.kind() == ErrorKind::interrupted) throw;
     }
   }
@@ -186,10 +187,10 @@ struct Buckets::Impl {
 
 namespace {
 
-// Of the bucket, without a slash at its end.
+// The URL of the bucket, without a slash at its end.
 std::string url_of_bucket(const BucketOptions& options, const std::string& endpoint,
                           const std::string& region, const std::string& bucket) {
-  // Certificates are of one label before the host.
+  // Wildcard certificates cover only one label before the host.
   const bool has_dots = bucket.find('.') != bucket.npos;
   const bool in_path = options.path_style.value_or(!endpoint.empty() || has_dots);
   std::string host = endpoint.empty() ? "https://s3." + region + ".amazonaws.com" : endpoint;
@@ -214,7 +215,7 @@ Buckets::~Buckets() {
 fs::path Buckets::place_of(const std::string& url, BucketUse use) {
   const BucketUrl parsed = parse_bucket_url(url);
   if (parsed.is_web() && use == BucketUse::output) {
-    throw UsageError(shown_url(parsed) + ": nobody can write there")
+    throw UsageError(shown_url(parsed) + ": cannot be written to")
         .with_hint("outputs go to a folder, or to s3://BUCKET/PREFIX");
   }
   if (!impl_->folder) impl_->folder.emplace();
@@ -225,6 +226,11 @@ fs::path Buckets::place_of(const std::string& url, BucketUse use) {
 
 bool Buckets::is_empty() const {
   return impl_->urls.empty();
+}
+
+bool Buckets::has_inputs() const {
+  return std::any_of(impl_->urls.begin(), impl_->urls.end(),
+                     [](const Impl::Used& used) { return used.use == BucketUse::input; });
 }
 
 bool Buckets::has_stores() const {
@@ -265,7 +271,7 @@ void Buckets::open(const BucketOptions& options,
   const auto buffers = static_cast<unsigned>((requests + spare) / std::max<size_t>(read.size(), 1));
   impl_->client = std::make_shared<HttpClient>(requests, cancelled);
   std::shared_ptr<CredentialSource> credentials;
-  if (!options.is_unsigned) {  // asked for nothing until a request is signed
+  if (!options.is_unsigned) {  // no credentials are looked up until a request is signed
     credentials = std::make_shared<CredentialSource>(variables, shared, region, *impl_->client);
   }
   for (const Impl::Used& used : impl_->urls) {

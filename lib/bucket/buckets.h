@@ -27,8 +27,8 @@ struct BucketOptions {
   uint64_t max_memory = 0;  // bytes of the whole process; requests take a quarter at most; 0: any
 };
 
-// For an input, files beside its URL are listed too.
-enum class BucketUse : uint8_t { input, output };
+// Files beside a URL are listed too, unless it is an output's. `either`: other arguments decide.
+enum class BucketUse : uint8_t { input, output, either };
 
 // One thread. In a build without support for URLs, place_of() throws UsageError that names the
 // builds that have it.
@@ -44,6 +44,7 @@ class Buckets {
   // UsageError for an output on a web server.
   std::filesystem::path place_of(const std::string& url, BucketUse use = BucketUse::input);
   bool is_empty() const;
+  bool has_inputs() const;  // surely
   bool has_stores() const;  // not only web servers
 
   // Lists the buckets and makes their folders. `variables` is as getenv(3). Any thread that waits

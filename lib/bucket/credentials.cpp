@@ -22,9 +22,9 @@ namespace {
 
 constexpr uintmax_t kMostSettings = 1 << 20;
 constexpr int64_t kBeforeTheEnd = 300;  // seconds
-constexpr int64_t kBetweenTries = 20;   // then
-constexpr int kAgainSeconds = 5;        // for each of these
-constexpr int kLocalSeconds = 2;        // for what answers from this machine
+constexpr int64_t kBetweenTries = 20;   // seconds between tries before the end
+constexpr int kAgainSeconds = 5;        // for each request while the known credentials are valid
+constexpr int kLocalSeconds = 2;        // for a request that this machine answers
 constexpr uintmax_t kMostToken = 64 << 10;
 constexpr const char* kContainerHost = "http://169.254.170.2";
 constexpr const char* kInstanceHost = "http://169.254.169.254";
@@ -34,7 +34,7 @@ std::string value_of(const Variables& variables, const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// One file's settings of `profile`; false if the file has no such profile.
+// Reads one file's settings of `profile`. Returns false if the file has no such profile.
 bool read_profile(const std::filesystem::path& path, const std::string& profile,
                   std::map<std::string, std::string>& settings) {
   std::error_code failed;
@@ -82,7 +82,7 @@ int64_t seconds_of(const std::string& text) {
   return ::timegm(&parts);
 }
 
-// What both endpoints answer with.
+// Parses the answer of both endpoints.
 std::shared_ptr<const Credentials> parse_answer(HttpReply& reply, const std::string& who) {
   auto found = std::make_shared<Credentials>();
   try {
@@ -93,14 +93,14 @@ std::shared_ptr<const Credentials> parse_answer(HttpReply& reply, const std::str
     found->expires = seconds_of(answer.value("Expiration", ""));
   } catch (const nlohmann::json::exception&) {
     wipe(reply.text);
-    throw IoError({}, who + " answers with what are no credentials", 0)
+    throw IoError({}, who + " does not answer with credentials", 0)
         .with_hint("keys of your own are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
   }
   wipe(reply.text);
   return found;
 }
 
-// Of AssumeRoleWithWebIdentity. The text is parsed where it is, so that no copy of it stays.
+// Parses the answer of AssumeRoleWithWebIdentity in place, so that no copy of the secrets stays.
 std::shared_ptr<const Credentials> parse_role(HttpReply& reply) {
   auto found = std::make_shared<Credentials>();
   {
@@ -117,11 +117,11 @@ std::shared_ptr<const Credentials> parse_role(HttpReply& reply) {
   }
   wipe(reply.text);
   if (!found->key.empty() && !found->secret.empty()) return found;
-  throw IoError({}, "the token service answers with what are no credentials", 0)
+  throw IoError({}, "the token service does not answer with credentials", 0)
       .with_hint("is AWS_ENDPOINT_URL_STS right?");
 }
 
-// `named_by`: whose value the file's path is.
+// `named_by`: the variable with the file's path.
 std::string token_in(const std::string& file, const std::string& named_by) {
   std::error_code failed;
   const uintmax_t size = std::filesystem::file_size(file, failed);
@@ -185,14 +185,14 @@ std::shared_ptr<const Credentials> CredentialSource::get() {
     next_try_ = now + kBetweenTries;
     try {
       known_ = find();
-    } catch (const Error&) {  // they still hold
+    } catch (const Error&) {  // the known ones are still valid
     }
   }
   return known_;
 }
 
-// Asked again while a run is interrupted, it is asked to clean up, too; as long as the known ones
-// hold, nobody waits long.
+// New credentials in an interrupted run are for cleaning up, so the interruption must not stop this
+// request. It ends soon while the known ones are valid.
 HttpReply CredentialSource::ask(HttpRequest& request) {
   request.cleans_up = known_ != nullptr;
   const bool can_wait = known_ != nullptr && ::time(nullptr) < known_->expires;
@@ -218,9 +218,9 @@ std::shared_ptr<const Credentials> CredentialSource::find() {
   if (auto of = of_instance()) return of;
   throw IoError({}, "there are no credentials to sign requests with", 0)
       .with_hint(
-          "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE and ~/.aws, give "
-          "them; `aws configure export-credentials --format env` those of a login; "
-          "--s3-unsigned reads what is public");
+          "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE and ~/.aws; `aws "
+          "configure export-credentials --format env` prints those of a login; --s3-unsigned reads "
+          "public objects");
 }
 
 std::shared_ptr<const Credentials> CredentialSource::of_web_identity(const std::string& file,
@@ -266,7 +266,7 @@ std::shared_ptr<const Credentials> CredentialSource::of_web_identity(const std::
                 "the token service " + url + " gives no credentials of " + role + ": status " +
                     std::to_string(reply.status) + (said.empty() ? "" : " (" + said + ")"),
                 0)
-      .with_hint("the role has to trust who signed the token in " + file +
+      .with_hint("the role must trust the issuer of the token in " + file +
                  ", and the token must not have ended");
 }
 
@@ -287,7 +287,8 @@ std::shared_ptr<const Credentials> CredentialSource::of_container() {
   wipe(token);
   if (!is_there(reply)) {
     throw IoError(
-        {}, "the container's credentials cannot be had: status " + std::to_string(reply.status), 0)
+        {}, "the container's credentials are unavailable: status " + std::to_string(reply.status),
+        0)
         .with_hint(
             "AWS_CONTAINER_AUTHORIZATION_TOKEN, or the file of ..._TOKEN_FILE, has to be the "
             "container's; keys of your own are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
@@ -309,21 +310,21 @@ std::shared_ptr<const Credentials> CredentialSource::of_instance() {
     request.headers = {"X-aws-ec2-metadata-token-ttl-seconds: 300"};
     token = ask(request);
   } catch (const IoError&) {
-    return nullptr;  // no instance of that kind
+    return nullptr;  // the machine is not such an instance
   }
   if (!is_there(token)) return nullptr;
   const std::string signs = "X-aws-ec2-metadata-token: " + token.text;
   HttpRequest request = local_request(roles);
   request.headers = {signs};
   const HttpReply role = ask(request);
-  if (!is_there(role) || role.text.empty()) return nullptr;  // it has no role
+  if (!is_there(role) || role.text.empty()) return nullptr;  // the instance has no role
   HttpRequest wanted =
       local_request(roles + std::string(without_blanks(role.text.substr(0, role.text.find('\n')))));
   wanted.headers = {signs};
   HttpReply reply = ask(wanted);
   if (!is_there(reply)) {
     throw IoError(
-        {}, "the instance's credentials cannot be had: status " + std::to_string(reply.status), 0)
+        {}, "the instance's credentials are unavailable: status " + std::to_string(reply.status), 0)
         .with_hint("keys of your own are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
   }
   return parse_answer(reply, "the instance's metadata service");

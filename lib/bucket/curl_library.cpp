@@ -9,13 +9,13 @@ namespace {
 
 #ifdef DSCKPT_LOADS_CURL
 
-// The name that all builds of it have had since 7.16.
+// All builds since 7.16 have this name.
 constexpr const char* kCurlName = "libcurl.so.4";
 
 void* find_curl() {
   void* const library = ::dlopen(kCurlName, RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr) return library;
-  throw IoError({.file = kCurlName}, "cannot be loaded, which object stores are read with", 0)
+  throw IoError({.file = kCurlName}, "cannot be loaded, and object stores need it", 0)
       .with_hint("install libcurl (Debian: libcurl4); the static build needs none");
 }
 

@@ -31,41 +31,41 @@ constexpr size_t kLongestRegion = 40;
 constexpr int kTries = 6;
 constexpr std::chrono::milliseconds kFirstWait{100};
 constexpr std::chrono::milliseconds kLongestWait{5000};
-constexpr std::chrono::milliseconds kNap{50};  // after which `cancelled` is asked again
+constexpr std::chrono::milliseconds kNap{50};  // until `cancelled` is looked at again
 constexpr long kSlowestBytes = 1000;           // a second
-constexpr std::chrono::seconds kAwaited{20};   // for the reply to what makes something
+constexpr std::chrono::seconds kAwaited{20};   // for the reply to a request that makes something
 constexpr long kConnectSeconds = 15;
 constexpr size_t kMostErrorText = 64 << 10;
 constexpr size_t kMostHeader = 4096;
 constexpr int64_t kLatest = INT64_MAX / 1'000'000'000;  // as nanoseconds
 
-// Where distributions have the certificates to trust: Debian, Fedora, openSUSE, Alpine.
+// Where distributions keep the trusted certificates: Debian, Fedora, openSUSE, Alpine.
 constexpr const char* kCertificates[] = {"/etc/ssl/certs/ca-certificates.crt",
                                          "/etc/pki/tls/certs/ca-bundle.crt",
                                          "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"};
 
-// What one thread asks with. A server's connection stays open with `several`.
+// The handles of one thread's request. `several` keeps a server's connection open.
 struct Connection {
   CURL* easy = nullptr;
   CURLM* several = nullptr;
   bool is_used = false;  // it was connected before
 };
 
-// One request and what comes back.
+// A request and its reply.
 struct Exchange {
   Connection connection;
   const HttpRequest& request;
   HttpReply reply = {};
-  bool has_head = false;  // all of it
+  bool has_head = false;  // the whole head
   bool too_long = false;
-  char problem[CURL_ERROR_SIZE] = "";  // what libcurl says of it
+  char problem[CURL_ERROR_SIZE] = "";  // libcurl's own message
 };
 
 bool is_good(long status) {
   return status >= 200 && status < 300;
 }
 
-// "eu-central-1": a hint with it is typed as it is.
+// Returns whether the text looks like "eu-central-1": a hint repeats it literally.
 bool is_region_name(std::string_view text) {
   return !text.empty() && text.size() <= kLongestRegion &&
          std::all_of(text.begin(), text.end(), [](char c) {
@@ -105,7 +105,7 @@ extern "C" size_t on_body(char* data, size_t, size_t size, void* user) {
       exchange.too_long = true;
       return 0;
     }
-    // Secrets among them are wiped where they are, and are to be nowhere else.
+    // The text may contain secrets, which are wiped in place. So the buffer must never move.
     if (reply.text.empty()) reply.text.reserve(std::min(most, kMostErrorText));
     reply.text.append(data, size);
   }
@@ -118,7 +118,7 @@ extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
   HttpReply& reply = exchange.reply;
   const std::string_view line(data, size);
   if (line.starts_with("HTTP/")) exchange.has_head = false;
-  if (exchange.has_head) return size;  // behind a chunked body
+  if (exchange.has_head) return size;  // a trailer after a chunked body
   if (line == "\r\n" || line == "\n") exchange.has_head = true;
   const size_t colon = line.find(':');
   if (colon == line.npos || size > kMostHeader) return size;
@@ -150,7 +150,7 @@ extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
   return size;
 }
 
-// CompleteMultipartUpload is answered before it is done.
+// The reply to CompleteMultipartUpload begins before the upload is complete.
 bool is_error_in_text(const HttpRequest& request, const HttpReply& reply) {
   return request.fails_in_text && is_good(reply.status) && !error_in(reply.text).empty();
 }
@@ -162,7 +162,7 @@ bool is_late(const HttpReply& reply) {
   return said == "RequestTimeout" || said.starts_with("RequestTimeout:");
 }
 
-// What may be another way the next time.
+// Returns whether a repetition may succeed.
 bool may_pass(CURLcode code, long status) {
   switch (code) {
     case CURLE_OK:
@@ -183,7 +183,7 @@ bool may_pass(CURLcode code, long status) {
   }
 }
 
-// "HOST" of "https://HOST:443/x", "::1" of "http://[::1]/".
+// Returns "HOST" for "https://HOST:443/x", and "::1" for "http://[::1]/".
 std::string_view host_of(std::string_view url) {
   const size_t scheme = url.find("://");
   if (scheme != url.npos) url.remove_prefix(scheme + 3);
@@ -205,7 +205,7 @@ IoError failure_of(CURLcode code, const Exchange& exchange, const std::string& t
   }
   const char* const said = exchange.problem;
   return IoError({},
-                 "cannot be had from the server: " +
+                 "cannot be fetched from the server: " +
                      shown(*said != '\0' ? said : curl().easy_strerror(code),
                            secrets_of(exchange.request)) +
                      tries,
@@ -213,7 +213,7 @@ IoError failure_of(CURLcode code, const Exchange& exchange, const std::string& t
       .with_hint(hint);
 }
 
-// Headers that libcurl has; tokens among them are wiped.
+// A list of headers for libcurl. Its destructor wipes the tokens in them.
 class HeaderList {
  public:
   ~HeaderList() {
@@ -254,7 +254,7 @@ const char* first_variable(std::initializer_list<const char*> names) {
   return nullptr;
 }
 
-// Of a libcurl that was built for no machine.
+// Returns a file of certificates for a libcurl that was built without the place of this machine's.
 const char* certificates_here() {
   const curl_version_info_data* const about = curl().version_info(CURLVERSION_NOW);
   if (about->cainfo != nullptr || about->capath != nullptr) return nullptr;
@@ -287,7 +287,7 @@ struct HttpClient::Impl {
     if (is_cancelled(request)) throw InterruptedError();
   }
 
-  // Waits for its turn.
+  // Waits for a free connection.
   Connection take(const HttpRequest& request) {
     std::unique_lock lock(mutex_);
     while (free_ == 0) {
@@ -305,9 +305,9 @@ struct HttpClient::Impl {
     --free_;
     return connection;
   }
-  // After `code`. A reset of the handle keeps what a failed transfer has left in it: after a name
-  // that was not resolved a buffer, whose size older libcurls then refuse to set. So the handle
-  // goes; connections are those of `several`, and stay.
+  // Takes a connection back after a transfer that ended with `code`. A reset handle keeps remains
+  // of a failed transfer: after an unknown host a buffer, whose size older libcurls then refuse to
+  // set. So such a handle is replaced. `several` keeps the connections.
   void give(Connection connection, CURLcode code) {
     connection.is_used = true;
     if (code == CURLE_OK) {
@@ -325,7 +325,7 @@ struct HttpClient::Impl {
     changed_.notify_one();
   }
 
-  // Not curl_easy_perform(), which hears of an interrupt only once a second.
+  // curl_easy_perform() would notice an interruption only once a second.
   CURLcode perform(const Connection& connection, const HttpRequest& request) const {
     if (curl().multi_add_handle(connection.several, connection.easy) != CURLM_OK) {
       return CURLE_FAILED_INIT;
@@ -367,14 +367,14 @@ struct HttpClient::Impl {
     set(handle, CURLOPT_TCP_KEEPALIVE, 1L);
     set(handle, CURLOPT_BUFFERSIZE, 256L << 10);
     if (request.body) {
-      // Without a place they would be asked for.
+      // libcurl would call a read function for the bytes of an empty body without an address.
       set(handle, CURLOPT_POSTFIELDS,
           request.body->empty() ? "" : reinterpret_cast<const char*>(request.body->data()));
       set(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body->size()));
       set(handle, CURLOPT_UPLOAD_BUFFERSIZE, 128L << 10);
     }
-    // Without HOME libcurl would ask for the user's folder, and a static program load libraries for
-    // it.
+    // Without HOME libcurl would look up the user's home folder, for which a static program loads
+    // libraries.
     if (request.uses_netrc && first_variable({"HOME"}) != nullptr) {
       set(handle, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_OPTIONAL));
     }
@@ -399,7 +399,7 @@ struct HttpClient::Impl {
     }
     if (request.body) {
       if (!has_type) headers.add("Content-Type: application/octet-stream");
-      headers.add("Expect:");  // what is refused is sent in vain, and all else comes sooner
+      headers.add("Expect:");  // waiting for "100 Continue" saves bytes only if the server refuses
     }
     if (request.credentials != nullptr) {
       for (std::string& header :
@@ -412,9 +412,9 @@ struct HttpClient::Impl {
     set(handle, CURLOPT_HTTPHEADER, headers.get());
     CURLcode code = perform(exchange.connection, request);
     curl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &exchange.reply.status);
-    // libcurl takes a head that is cut for a whole one.
+    // libcurl accepts a truncated head.
     if (code == CURLE_OK && !exchange.has_head) code = CURLE_RECV_ERROR;
-    // What comes to nothing on a connection that was kept libcurl itself sends again on a new one.
+    // libcurl itself repeats a request that failed on a kept connection, on a new one.
     long connects = 0;
     curl().easy_getinfo(handle, CURLINFO_NUM_CONNECTS, &connects);
     exchange.reply.maybe_twice = exchange.connection.is_used && connects > 0;
@@ -437,7 +437,7 @@ struct HttpClient::Impl {
   }
 
   std::mutex mutex_;
-  std::condition_variable changed_;  // one is free
+  std::condition_variable changed_;  // a connection is free
   unsigned free_;
   std::vector<Connection> idle_;
   const char* certificates_ = nullptr;

@@ -17,7 +17,8 @@ namespace {
 
 constexpr size_t kMostKeyBytes = 8192;  // S3 allows 1024
 
-// "2026-11-25T12:30:00.250Z". 0 for what is no date, or none of 1678 to 2262.
+// Parses "2026-11-25T12:30:00.250Z". Returns 0 for anything else, and for dates outside 1678 to
+// 2262.
 int64_t nanoseconds_of(const char* text) {
   tm parts{};
   const char* rest = ::strptime(text, "%Y-%m-%dT%H:%M:%S", &parts);
@@ -44,7 +45,7 @@ ListingPage parse_listing(std::string_view xml) {
   }
   const pugi::xml_node result = document.child("ListBucketResult");
   if (!result) {
-    throw CorruptError({}, "the server answers with what is no listing of a bucket")
+    throw CorruptError({}, "the server's answer is not a bucket listing")
         .with_hint("does it speak S3's protocol (ListObjectsV2)?");
   }
   const bool is_encoded = std::strcmp(result.child("EncodingType").text().get(), "url") == 0;
@@ -74,7 +75,7 @@ ListingPage parse_listing(std::string_view xml) {
   if (std::strcmp(result.child("IsTruncated").text().get(), "true") == 0) {
     page.next = result.child("NextContinuationToken").text().get();
     if (page.next.empty()) {
-      throw CorruptError({}, "the listing ends in the middle and does not say how it goes on");
+      throw CorruptError({}, "the listing is cut off without a token for the rest");
     }
   }
   return page;
@@ -86,7 +87,7 @@ UploadsPage parse_uploads(std::string_view xml) {
                                     ? document.child("ListMultipartUploadsResult")
                                     : pugi::xml_node();
   if (!result) {
-    throw CorruptError({}, "the server answers with what is no list of uploads")
+    throw CorruptError({}, "the server's answer is not a list of uploads")
         .with_hint("does it speak S3's protocol (ListMultipartUploads)?");
   }
   const bool is_encoded = std::strcmp(result.child("EncodingType").text().get(), "url") == 0;

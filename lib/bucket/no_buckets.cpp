@@ -1,4 +1,4 @@
-// In the place of this folder's other files where there is no libcurl.
+// Replaces the other files of this folder in builds without libcurl.
 #include "bucket/buckets.h"
 #include "dsckpt/error.h"
 
@@ -18,6 +18,10 @@ std::filesystem::path Buckets::place_of(const std::string& url, BucketUse) {
 
 bool Buckets::is_empty() const {
   return true;
+}
+
+bool Buckets::has_inputs() const {
+  return false;
 }
 
 bool Buckets::has_stores() const {

@@ -13,18 +13,18 @@ namespace {
 
 constexpr uint64_t kLongestRequest = ReadAhead::kLongestRequest;
 constexpr uint32_t kNoObject = ~uint32_t{0};
-// Of this length a read is worth a request of its own.
+// A read of this length gets requests of its own.
 constexpr uint64_t kLongRead = 1 << 20;
 constexpr uint64_t kBlockStep = 16 << 10;
 constexpr uint64_t kFirstBlock = 16 << 10;
 constexpr uint64_t kLastBlock = 32 << 10;
-// So short an object is one block: a request takes as long as what else it would take.
+// A shorter object is a single block: the transfer takes no longer than the request.
 constexpr uint64_t kShortObject = 192 << 10;
-// Pickles and directories of so much are read once, and heads of records again and again.
+// Reads of this length, pickles and directories, happen once. Heads of records are read repeatedly.
 constexpr uint64_t kReadOnce = 48 << 10;
 constexpr uint64_t kShortestGrown = 64 << 10;
 constexpr uint64_t kLongestBlock = 2 << 20;
-// Half of what the cache has room for.
+// Half of the cache.
 constexpr uint64_t kBlocksTogether = 128 << 20;
 
 uint64_t rounded_up(uint64_t size) {
@@ -37,7 +37,7 @@ std::string without_weakness(const std::string& etag) {
 
 }  // namespace
 
-// A block that a thread waits for must not go before the others of its unit have come.
+// The cache holds the blocks of all threads that wait, so none is evicted before it is used.
 ObjectReader::ObjectReader(BucketAccess access)
     : access_(std::move(access)), ahead_(*this, access_.requests, access_.buffers) {
   BlockCache::keep(access_.requests * 2 * kLongestBlock);
@@ -72,21 +72,21 @@ void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::b
   request.offset = offset;
   request.into = out;
   request.given_up = given_up;
-  const bool is_weak = object.etag.starts_with("W/");  // which is never equal to anything
+  const bool is_weak = object.etag.starts_with("W/");  // a weak tag never matches
   if (!object.etag.empty() && !is_weak) {
     request.headers.push_back("If-Match: \"" + object.etag + "\"");
   }
   const HttpReply reply = access_.client->send(request);
   if (reply.status == 416) throw changed_while_read();
   if (reply.status < 200 || reply.status >= 300) throw_status(access_, reply);
-  // Not all servers look at If-Match.
+  // Not every server honours If-Match.
   if (!object.etag.empty() && !reply.etag.empty() &&
       without_weakness(reply.etag) != without_weakness(object.etag)) {
     throw changed_while_read();
   }
   const bool has_time = object.etag.empty() && object.modified != 0 && reply.modified != 0;
   if (has_time && reply.modified != object.modified / 1'000'000'000) throw changed_while_read();
-  // Some answer with 200 what is the range alone.
+  // Some servers answer 200 with only the range.
   const std::string range =
       "bytes " + std::to_string(offset) + "-" + std::to_string(offset + out.size() - 1) + "/";
   const bool is_another = !reply.content_range.empty() && !reply.content_range.starts_with(range);
@@ -105,14 +105,14 @@ void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::b
   }
 }
 
-// The block that `offset` is in, a new one if it is in none: the pieces of an object stay as they
-// were cut first, so that several threads agree on them.
+// Returns the block that holds `offset`, or makes one. An object stays cut as it was cut first, so
+// that all threads agree on the blocks.
 ObjectReader::BlockPlace ObjectReader::block_at(Object& object, uint64_t offset,
                                                 uint64_t wanted) const {
   const std::lock_guard lock(object.mutex);
   if (object.cache == nullptr) object.cache = std::make_unique<BlockCache>();
   const auto next = object.blocks.upper_bound(offset);
-  uint64_t before = 0;  // where the block before it ends, and how long that is
+  uint64_t before = 0;  // the end of the block before, and its length
   uint64_t last_size = 0;
   if (next != object.blocks.begin()) {
     const auto& [begin, size] = *std::prev(next);
@@ -151,7 +151,7 @@ void ObjectReader::read_at(const std::filesystem::path& path, uint64_t size, int
   const std::string key = path.lexically_normal().native().substr(1);
   const auto found = objects_.find(key);
   if (found == objects_.end() || found->second->size != size) {
-    throw IoError({}, "is not what was listed in the bucket", 0);
+    throw IoError({}, "is not the object that was listed in the bucket", 0);
   }
   Object& object = *found->second;
   while (!out.empty()) {
@@ -166,7 +166,7 @@ void ObjectReader::read_at(const std::filesystem::path& path, uint64_t size, int
   }
 }
 
-// Of what nobody has announced.
+// Reads ranges that were not announced.
 void ObjectReader::read_some(Object& object, uint64_t offset, std::span<std::byte> out) {
   if (out.size() >= kLongRead) {
     for (uint64_t done = 0; done < out.size();) {

@@ -22,12 +22,12 @@ constexpr const char* kWriteRights =
     "s3:PutObject, s3:DeleteObject, s3:ListBucket, s3:AbortMultipartUpload and "
     "s3:ListBucketMultipartUploads";
 constexpr unsigned kMostParts = 10'000;
-// "Processing of a CompleteMultipartUpload request could take several minutes to finalize", while
-// white space comes now and then (Amazon S3 API Reference, CompleteMultipartUpload).
+// "Processing of a CompleteMultipartUpload request could take several minutes to finalize". The
+// server sends white space meanwhile (Amazon S3 API Reference, CompleteMultipartUpload).
 constexpr long kCompletionSeconds = 600;
 constexpr size_t kMostUploads = 4'000'000;
 
-// Of a run, as good as unique.
+// Returns a name for a run, unique in practice.
 std::string random_name() {
   std::string name;
   for (int i = 0; i < 2; ++i) {
@@ -96,7 +96,7 @@ std::optional<std::string> ObjectWriter::find_own(const std::string& path) {
     HttpReply reply = access_.client->send(request("HEAD", path));
     if (reply.status != 200 && reply.status != 404) throw_status(access_, reply);
     if (reply.status == 200 && reply.etag.empty()) {
-      throw IoError({}, "the server does not say what is there", 0);
+      throw IoError({}, "the server does not identify the object", 0);
     }
     if (reply.status == 404 || reply.run != run_) return std::nullopt;
     return std::move(reply.etag);
@@ -127,7 +127,7 @@ FarPublished ObjectWriter::publish(const std::string& path, HttpRequest request,
   try {
     reply = access_.client->send(request);
   } catch (const IoError&) {
-    // It may have arrived all the same.
+    // The request may have succeeded nevertheless.
     if (const auto etag = ours(path)) return {FarPublished::What::done, *etag};
     throw;
   }
@@ -139,14 +139,18 @@ FarPublished ObjectWriter::publish(const std::string& path, HttpRequest request,
       return {FarPublished::What::done, std::move(etag)};
     }
   }
-  // Of a request that was sent again the first one may have done it.
+  // If a request was repeated, its first attempt may have succeeded.
   if (const auto etag = ours(path)) return {FarPublished::What::done, *etag};
   if (is_success) {
-    throw IoError({}, "the server answers with what is no reply to that", 0)
+    throw IoError({}, "the server's reply does not fit the request", 0)
         .with_hint("does it speak S3's protocol?");
   }
   if (reply.status == 412) return {FarPublished::What::refused, ""};
-  if (reply.status == 409) return {FarPublished::What::again, ""};
+  const std::string error = error_in(reply.text);
+  if (reply.status == 409 || error.starts_with("NoSuchUpload") ||
+      error.starts_with("InvalidPart")) {
+    return {FarPublished::What::again, ""};
+  }
   throw_status(access_, reply, kWriteRights);
 }
 
@@ -212,14 +216,14 @@ FarPublished ObjectWriter::complete(const std::string& path, const std::string& 
   });
 }
 
-// With rclone an upload's ETag, `completed`, is not the one that its object has later.
+// rclone's reply to an upload has another ETag, `completed`, than the finished object.
 std::string ObjectWriter::etag_of_whole(const std::string& path, std::string completed) const {
   if (completes_with_etags_) return completed;
   try {
     const std::optional<std::string> etag = ours(path);
     if (etag == completed) completes_with_etags_ = true;
     return etag.value_or(std::move(completed));
-  } catch (const Error&) {  // it is there all the same
+  } catch (const Error&) {  // the object is complete nevertheless
     return completed;
   }
 }
@@ -240,20 +244,20 @@ std::vector<FarUpload> ObjectWriter::uploads(const std::string& front) {
     UploadsPage page;
     uint64_t name_bytes = 0;
     do {
-      // In the order of their names, as signatures want them.
+      // The parameters are sorted by name, as signatures require.
       std::string query = "encoding-type=url";
       if (page.is_cut) query += "&key-marker=" + percent_encoded(page.next_key);
       query += "&max-uploads=1000&prefix=" + percent_encoded(front);
       if (page.is_cut) query += "&upload-id-marker=" + percent_encoded(page.next_upload);
       const HttpReply reply = access_.client->send(request("GET", "", query + "&uploads="));
-      // So rclone says that there are none.
+      // rclone answers this if there are no uploads.
       if (reply.status == 404 && error_in(reply.text).starts_with("NoSuchUpload")) break;
       if (reply.status != 200) throw_status(access_, reply, kWriteRights);
       const UploadsPage before =
           std::exchange(page, of_right_form([&] { return parse_uploads(reply.text); }));
       if (page.is_cut && page.next_key == before.next_key &&
           page.next_upload == before.next_upload) {
-        throw IoError({}, "the list of uploads does not go on", 0);
+        throw IoError({}, "the list of uploads repeats a page", 0);
       }
       for (ListedUpload& upload : page.uploads) {
         count_name(name_bytes, upload.key);

@@ -26,6 +26,8 @@ class ObjectWriter : public FarStore {
   std::vector<FarObject> list(const std::string& front) override;
   std::optional<std::string> find_etag(const std::string& path) override;
   std::optional<std::string> find_own(const std::string& path) override;
+  std::string run() const override { return run_; }
+  void take_run(const std::string& run) override { run_ = run; }
   std::string read(const std::string& path, size_t most) override;
   FarPublished put(const std::string& path, std::span<const std::byte> bytes,
                    const std::optional<std::string>& before) override;
@@ -54,7 +56,7 @@ class ObjectWriter : public FarStore {
 
   const BucketAccess access_;
   const std::function<void(const FarObject&)> stand_in_;
-  const std::string run_;
+  std::string run_;
   std::atomic<bool> cleans_up_{false};
   mutable std::atomic<bool> completes_with_etags_{false};  // of objects, and not of uploads
 };

@@ -17,17 +17,16 @@
 namespace dsckpt {
 namespace {
 
-// The first and the last requests of a run are no shorter: a request takes its time however short
-// it is.
+// The shortest request at the beginning and end of a run: the latency is the same for any length.
 constexpr uint64_t kShortestRequest = 1 << 20;
-// So much more a request may take than what it should, where that spares another one.
+// A request may be longer by this much if that saves another request.
 constexpr uint64_t kLittle = 64 << 10;
-// Where only little may be read ahead.
+// The reach when there is little memory for reading ahead.
 constexpr uint64_t kLeastReach = 256 << 10;
-// Longer buffers are mappings of their own, so that their memory goes when they go.
+// Longer buffers are mappings of their own, so that their memory returns to the system at once.
 constexpr uint64_t kLongestOfHeap = 64 << 10;
-// libcurl and a resolver need some of it; with 8 MiB each, as usual, threads would take as much of
-// --max-memory as what they read.
+// Room for libcurl and a resolver. With the usual 8 MiB, the stacks would take as much of
+// --max-memory as the buffers.
 constexpr size_t kStack = 1 << 20;
 constexpr std::chrono::milliseconds kBetweenLooks{100};
 
@@ -52,12 +51,12 @@ class Buffer {
 
 }  // namespace
 
-// Waits, is under way, and has come or failed.
+// A request waits, then is under way, then is done: it has its bytes or an error.
 struct ReadAhead::Request {
   enum class State : uint8_t { waits, under_way, done };
 
   uint64_t end() const { return begin + size; }
-  // Of `more` bytes, how many it may take.
+  // Returns how many of `more` bytes the request may still take.
   uint64_t room_for(uint64_t more) const {
     const uint64_t most = longest + (more <= kLittle ? kLittle : 0);
     return most - std::min(most, size);
@@ -66,29 +65,29 @@ struct ReadAhead::Request {
   uint32_t object = 0;
   uint64_t begin = 0;
   uint64_t size = 0;      // grows while it waits
-  uint64_t longest = 0;   // that it grows to
-  uint64_t position = 0;  // of its first byte, in the order of the run
+  uint64_t longest = 0;   // limit of `size`
+  uint64_t position = 0;  // of the first byte, in the order of the run
   State state = State::waits;
-  size_t steps = 0;         // that use it and have not ended
-  bool is_dropped = false;  // while it was under way
+  size_t steps = 0;         // unfinished steps that use it
+  bool is_dropped = false;  // no longer needed while it was under way
   std::shared_ptr<std::atomic<bool>> given_up = {};
-  std::shared_ptr<uint64_t> held = {};  // by the run
-  std::shared_ptr<Request> into = {};   // that has all of this one
+  std::shared_ptr<uint64_t> held = {};  // bytes that the run holds
+  std::shared_ptr<Request> into = {};   // the request that this one was merged into
   std::shared_ptr<Buffer> buffer = {};
   std::exception_ptr error = {};
 };
 
 struct ReadAhead::Run {
-  using Requests = std::map<uint64_t, std::shared_ptr<Request>>;  // by begin; none overlap
+  using Requests = std::map<uint64_t, std::shared_ptr<Request>>;  // by begin; they do not overlap
 
   FarSteps steps = {};
-  bool is_planned = false;                            // all of it
+  bool is_planned = false;                            // to the end
   uint64_t reach = 0;                                 // of a request, in the order of the run
   uint64_t longest = 0;                               // request
-  uint64_t position = 0;                              // up to which it is planned, in bytes
+  uint64_t position = 0;                              // planned bytes
   uint64_t made = 0;                                  // requests
-  uint64_t next_step = 0;                             // all before it are planned
-  std::deque<std::shared_ptr<Request>> waiting = {};  // and some that wait no more
+  uint64_t next_step = 0;                             // the first unplanned step
+  std::deque<std::shared_ptr<Request>> waiting = {};  // may hold some that no longer wait
   std::unordered_map<uint32_t, Requests> live = {};   // by object
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Request>>> used = {};  // by step
   std::shared_ptr<std::atomic<bool>> given_up = std::make_shared<std::atomic<bool>>(false);
@@ -121,7 +120,7 @@ ReadAhead::~ReadAhead() {
   for (const pthread_t thread : threads_) ::pthread_join(thread, nullptr);
 }
 
-// Call with the mutex held.
+// Callers hold the mutex.
 void ReadAhead::start_threads() {
   const auto work = [](void* self) -> void* {
     static_cast<ReadAhead*>(self)->work();
@@ -137,8 +136,8 @@ void ReadAhead::start_threads() {
 std::unique_ptr<FarReadAhead> ReadAhead::start(FarSteps steps, uint64_t objects) {
   auto run = std::make_shared<Run>();
   const uint64_t room = steps.most == 0 ? this->room() : std::min(steps.most, this->room());
-  // The more objects take turns, the shorter is what is needed of each before the next one's: then
-  // it is memory that bounds requests, and those that are under way take little of it.
+  // The more objects take turns, the fewer bytes of each are needed before the next object's turn.
+  // Then memory limits the requests, and running requests need little of it.
   const uint64_t share = room / 4 * 3 * objects / (objects + requests_);
   run->reach = std::max({room / 4, share, kLeastReach});
   run->longest = std::min(run->reach, kLongestRequest - kLittle);
@@ -158,7 +157,7 @@ uint64_t ReadAhead::held() const {
   return held_;
 }
 
-// What is read before it is planned would be read twice.
+// A step must be planned before it reads: otherwise its bytes would be requested twice.
 void ReadAhead::begin(Run& run, uint64_t step) {
   const std::lock_guard lock(mutex_);
   while (!run.is_planned && run.next_step <= step) plan_step(run);
@@ -197,9 +196,8 @@ void ReadAhead::end(const std::shared_ptr<Run>& run) {
   changed_.notify_all();
 }
 
-// From here on with the mutex held.
+// Callers of the functions below hold the mutex.
 
-// Plans the next step.
 void ReadAhead::plan_step(Run& run) {
   FarStep step;
   try {
@@ -211,7 +209,7 @@ void ReadAhead::plan_step(Run& run) {
         run.position += extent.size;
       }
     }
-  } catch (...) {  // for want of memory: what is not planned is read when it is needed
+  } catch (...) {  // out of memory: unplanned ranges are read when they are needed
     run.is_planned = true;
   }
 }
@@ -254,7 +252,7 @@ void ReadAhead::plan(Run& run, uint64_t step, uint32_t object, uint64_t offset, 
   }
 }
 
-// Of a range that nobody has asked for.
+// Requests a range that no request covers yet.
 void ReadAhead::add(Run& run, uint64_t step, uint32_t object, uint64_t offset, uint64_t size) {
   Run::Requests& live = run.live[object];
   while (size > 0) {
@@ -311,7 +309,7 @@ std::shared_ptr<ReadAhead::Request> ReadAhead::new_request(Run& run) const {
   return request;
 }
 
-// Makes one of two that follow each other, if that may be.
+// Merges two neighbouring requests if that is permitted.
 void ReadAhead::join(Run& run, std::shared_ptr<Request> first, std::shared_ptr<Request> second) {
   const uint64_t gap = second->begin - first->end();
   const uint64_t more = gap + second->size;
@@ -321,7 +319,7 @@ void ReadAhead::join(Run& run, std::shared_ptr<Request> first, std::shared_ptr<R
   }
   Run::Requests& live = run.live[first->object];
   live.erase(second->begin);
-  if (second->position < first->position) {  // its place is the one that waits
+  if (second->position < first->position) {  // it waits in the earlier place
     live[first->begin] = second;
     second->begin = first->begin;
     second->size += gap + first->size;
@@ -339,7 +337,7 @@ void ReadAhead::merge(Request& request, const std::shared_ptr<Request>& into) {
   request.state = Request::State::done;
 }
 
-// The request that it has become a part of, or itself.
+// Returns the request that this one was merged into, or itself.
 std::shared_ptr<ReadAhead::Request> ReadAhead::what_has(std::shared_ptr<Request> request) {
   while (request->into != nullptr) request = request->into;
   return request;
@@ -357,7 +355,7 @@ bool ReadAhead::may_grow(const Run& run, const Request& request) {
          request.size < request.longest && run.position - request.position < run.reach;
 }
 
-// Nothing more is wanted of it.
+// Drops a request that no step needs any more.
 void ReadAhead::forget(Run& run, Request& request) {
   switch (request.state) {
     case Request::State::waits:
@@ -385,7 +383,7 @@ std::shared_ptr<ReadAhead::Request> ReadAhead::next_of(Run& run) {
   }
 }
 
-// Bytes that may be held.
+// Returns how many bytes may be held.
 uint64_t ReadAhead::room() const {
   return std::min(most_, kMostMemory - std::min<uint64_t>(BlockCache::held(), kMostMemory / 2));
 }
@@ -396,7 +394,7 @@ bool ReadAhead::has_room(const Run& run, const Request& request) const {
   return !is_much && (held_ == 0 || held_ + request.size <= room());
 }
 
-// Whether something waits, but not for its turn.
+// Returns whether the next request waits for memory.
 bool ReadAhead::is_full() {
   for (const std::shared_ptr<Run>& run : runs_) {
     if (const std::shared_ptr<Request> next = next_of(*run)) return !has_room(*run, *next);
@@ -440,7 +438,7 @@ void ReadAhead::read(Request& request, std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-// Without it.
+// Callers of the functions below do not hold the mutex.
 
 void ReadAhead::work() {
   std::unique_lock lock(mutex_);
@@ -450,7 +448,7 @@ void ReadAhead::work() {
     } else if (running_ == 0) {
       changed_.wait(lock);
     } else {
-      changed_.wait_for(lock, kBetweenLooks);  // nobody says when the BlockCache has become smaller
+      changed_.wait_for(lock, kBetweenLooks);  // the BlockCache does not tell when it shrinks
     }
   }
 }
@@ -473,7 +471,7 @@ uint64_t ReadAhead::copy(uint32_t object, uint64_t offset, std::span<std::byte> 
   }
   if (request == nullptr) return 0;
   while (request->state != Request::State::done) {
-    // is_full() plans, and may join it to another.
+    // is_full() plans, and may merge the request into another.
     if (request->state != Request::State::waits || !is_full()) {
       changed_.wait(lock);
     } else if (request->state == Request::State::waits) {

@@ -7,10 +7,10 @@
 // Memory for running requests, and for ranges that have come but are not used yet, is at most the
 // given number of 8 MiB buffers. With all blocks of the BlockCache it is at most kMostMemory.
 // Requests follow the order of the run, each taking the ranges needed within a part of that order.
-// So the next step's ranges come before the room is full, however many objects they are in. If they
-// do not, because steps end out of order, say, the waiting thread reads them itself: at worst 8 MiB
-// more for each thread of the run. Requests become shorter towards the end of a run, so that the
-// last ones end together. The first ones are short, so that they do not.
+// So the next step's ranges come before the room is full, however many objects they are in. Steps
+// may end out of order. The waiting thread then reads them itself: at worst 8 MiB more for each
+// thread of the run. Requests become shorter towards the end of a run, so that the last ones end
+// together. The first ones are short, so that they do not.
 #pragma once
 
 #include <pthread.h>

@@ -10,7 +10,7 @@
 namespace dsckpt {
 namespace {
 
-// Longer ones are looked at no further: that much is the most that is shown of a few secrets.
+// Longer texts are cut: messages show at most so much of them.
 constexpr size_t kMostLooked = 8192;
 constexpr size_t kTelling = 8;
 

@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kLongestIndex = size_t{64} << 20;
 constexpr size_t kMostFiles = 1'000'000;
-constexpr size_t kMostBeside = 10'000;  // it may be the page that leads to all of a site
+constexpr size_t kMostBeside = 10'000;  // the page may link to a whole site
 constexpr size_t kDeepest = 32;
 
 bool same_letters(std::string_view a, std::string_view b) {
@@ -32,7 +32,7 @@ bool same_letters(std::string_view a, std::string_view b) {
   });
 }
 
-// The references that names in attributes may have.
+// Replaces the character references that occur in names.
 std::string without_references(std::string_view text) {
   constexpr std::pair<std::string_view, char> kNamed[] = {
       {"&amp;", '&'},  {"&lt;", '<'},    {"&gt;", '>'},  {"&quot;", '"'},
@@ -90,7 +90,8 @@ bool is_name(const std::string& text) {
          text.find('\0') == text.npos;
 }
 
-// Of a link in the index of the folder `path` what it names there; nullopt if it leads elsewhere.
+// Returns the entry of the folder `path` that a link in its index names. Returns nullopt if the
+// link leads elsewhere.
 std::optional<WebEntry> entry_of(std::string_view link, const std::string& path) {
   std::string text = without_references(without_blanks(link));
   text.resize(std::min(text.find_first_of("?#"), text.size()));
@@ -134,7 +135,7 @@ void sort_by_name(std::vector<WebEntry>& entries) {
 std::vector<WebEntry> parse_json_index(std::string_view text) {
   const nlohmann::json index = parse_json(text);
   std::vector<WebEntry> entries;
-  const CorruptError is_other({}, "the folder's index is JSON of a form that is not known");
+  const CorruptError is_other({}, "the folder's index is JSON of an unknown form");
   if (!index.is_array()) throw is_other;
   for (const nlohmann::json& item : index) {
     if (!item.is_object() || !item.contains("name") || !item["name"].is_string()) {
@@ -155,7 +156,7 @@ std::string encoded_path(const std::string& path) {
   return "/" + percent_encoded(path, "/");
 }
 
-// The index of a folder; nullopt if there is none.
+// Returns the index of a folder, or nullopt if there is no such folder.
 std::optional<std::vector<WebEntry>> index_of(const BucketAccess& access, const std::string& path) {
   HttpRequest request = request_of(access, encoded_path(path.empty() ? "" : path + "/"));
   request.most = kLongestIndex;
@@ -165,19 +166,19 @@ std::optional<std::vector<WebEntry>> index_of(const BucketAccess& access, const 
   return parse_web_index(reply.text, path);
 }
 
-// Of a file; nullopt if there is none.
+// Returns the size and time of a file, or nullopt if there is no such file.
 std::optional<ListedObject> look_at(const BucketAccess& access, const std::string& path) {
   HttpRequest request = request_of(access, encoded_path(path));
   request.method = "HEAD";
   const HttpReply reply = access.client->send(request);
-  // Of a folder, whose slash is missing.
+  // A redirect means a folder: the server adds a slash.
   const bool moved = reply.status >= 301 && reply.status <= 308;
   if (reply.status == 404 || reply.status == 410 || moved) return std::nullopt;
   const std::string name = access.name + "/" + path;
   return in_context({.file = name}, [&]() -> std::optional<ListedObject> {
     if (reply.status != 200) throw_status(access, reply);
     if (!reply.length) {
-      throw IoError({}, "the server does not say how long it is (Content-Length)", 0)
+      throw IoError({}, "the server does not report its length (Content-Length)", 0)
           .with_hint("download it, and give the folder here");
     }
     return ListedObject{.key = path,
@@ -187,8 +188,8 @@ std::optional<ListedObject> look_at(const BucketAccess& access, const std::strin
   });
 }
 
-// Calls `work` with each number below `count`, on `threads` threads. Throws what one of them
-// throws, after which no other begins.
+// Calls `work` with each number below `count` on `threads` threads. After an exception no further
+// call begins, and the exception is thrown.
 template <typename Work>
 void on_threads(unsigned threads, size_t count, Work&& work) {
   Turns turns(count);
@@ -237,7 +238,7 @@ std::vector<ListedObject> list_web_folder(const BucketAccess& access, const std:
   for (size_t at = 0; at < folders.size(); ++at) {
     const Level folder = folders[at];
     const std::optional<std::vector<WebEntry>> entries = index_of(access, folder.path);
-    // Some give a file also where there is a slash behind its name.
+    // Some servers return a file even if a slash follows its name.
     const bool may_be_file = at == 0 && !beside && !path.empty();
     if (may_be_file && (!entries || entries->empty())) files.push_back(path);
     if (!entries) continue;

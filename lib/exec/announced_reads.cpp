@@ -36,7 +36,7 @@ void add_rows(const Rows& rows, uint64_t count, uint64_t from, uint64_t to,
   }
 }
 
-// Of bytes [begin, end) of `item` before they are converted.
+// Adds the reads for bytes [begin, end) of `item`, counted before a conversion.
 void add_item(const CopyPlan& plan, const CopyItem& item, uint64_t begin, uint64_t end,
               std::vector<Extent>& extents) {
   const std::span<const Rows> sources = plan.sources_of(item);
@@ -182,7 +182,7 @@ AnnouncedReads::AnnouncedReads(const CopyPlan& plan, const Units& units,
     FarSteps steps{.files = std::move(paths), .most = std::min(rate, kFastestRate) * kSecondsAhead};
     const auto announcer =
         std::make_shared<Announcer>(plan, units, extra_reads, is_of_reader, done);
-    // How much it is decides how requests end, so that all are counted first.
+    // Their number of bytes decides where requests end, so all are counted first.
     Announcer all(plan, units, extra_reads, is_of_reader, done);
     for (FarStep step; all.next(step);) {
       for (const Extent& extent : step.extents) steps.bytes += extent.size;

@@ -165,8 +165,8 @@ class WholeFolder final : public Commit {
     return staging().rename(staging_.files_in, place_now(), name_, RENAME_EXCHANGE);
   }
 
-  // Whoever may rename what is beside the target may have put another folder there, which is not
-  // to be removed unless it is such an output as well.
+  // A user who may rename things beside the target may have put another folder there. It is not
+  // removed unless it is such an output as well.
   bool is_the_one(const std::string& name) const {
     const std::optional<struct stat> found = staging().look(name);
     if (!found) return false;
@@ -275,7 +275,8 @@ class FileByFile final : public Commit {
     }
     old_.clear();
     if (kept_before_ > 0) {
-      problems.push_back("what the run before had replaced is in " + staging_.old_path().string());
+      problems.push_back("files that the run before replaced are in " +
+                         staging_.old_path().string());
     }
     return problems;
   }
@@ -343,7 +344,7 @@ class FileByFile final : public Commit {
     const Folder folder = folder_of(path, &staging_.made_folders);
     // After a crash the last file may be there only if all the others are.
     if (staging_.options.durable && out + 1 == count()) sync_changed();
-    // Of its own name the move takes care.
+    // The move takes care of its own name.
     for (const fs::path& other : forms(out)) {
       if (other != path) check_path(other);
     }
@@ -358,9 +359,9 @@ class FileByFile final : public Commit {
     }
   }
 
-  // Keeps what is at `path`, if anything, until the commit is over. It stays there as well, so that
-  // the new one takes its place at once, unless it is to be `removed` or the file system has no
-  // links.
+  // Keeps the file at `path`, if there is one, until the commit is over. It also stays there, so
+  // the new one takes its place at once. It does not if it is to be `removed`, or if the file
+  // system has no links.
   void set_aside(const fs::path& path, bool removed) {
     if (!target().has(path.parent_path().empty() ? "." : path.parent_path())) return;
     const Folder folder = folder_of(path);
@@ -403,6 +404,15 @@ class FileByFile final : public Commit {
   std::vector<OutputId> renamed_;  // outputs that have their final names
 };
 
+// Returns whether it holds only the first files of a run: a signature, and a job without its name
+// yet. A loss of power may leave the names without their contents.
+bool has_only_begun(const Folder& folder) {
+  const std::vector<std::string> names = folder.names();
+  return std::all_of(names.begin(), names.end(), [](const std::string& name) {
+    return name == "owner" || name.starts_with("job.");
+  });
+}
+
 }  // namespace
 
 fs::path Staging::staged(OutputId out) const {
@@ -437,6 +447,25 @@ std::unique_ptr<Commit> choose_commit(Staging& staging) {
   return std::make_unique<FileByFile>(staging);
 }
 
+void check_free_to_take(const Folder& folder) {
+  const std::string path = folder.path().string();
+  const SignedBy owner = owner_of(folder);
+  if (owner.state == OwnerState::alive && !owner.who.empty()) {
+    throw UsageError(path + ": is being written by " + owner.who);
+  }
+  if (owner.who.empty() && !has_job(folder) && !has_only_begun(folder)) {
+    throw UsageError(path + ": has the name of a staging folder, and no run has signed it")
+        .with_hint("look at it, and move it away");
+  }
+}
+
+void check_same_job(const Folder& folder, const JobIdentity& job) {
+  const std::string difference = difference_from_saved(folder, job);
+  if (difference.empty()) return;
+  throw UsageError(folder.path().string() + ": this command cannot go on with it: " + difference)
+      .with_hint("the command that it was begun with goes on; else remove that folder");
+}
+
 bool can_go_on(const fs::path& target) {
   for (const bool whole_folder : {true, false}) {
     const std::optional<Resumable> found = find_resumable(target, whole_folder);
@@ -455,6 +484,16 @@ fs::path resumable_folder(const fs::path& target, bool whole_folder) {
   if (!whole_folder) return target / name;
   const fs::path path = without_slash(target);
   return path.parent_path() / (name + "-" + path.filename().string());
+}
+
+Folder make_resumable_folder(const Folder& place, const std::string& name) {
+  Folder folder = place.make_own(name);
+  if (folder.owner() == ::geteuid()) return folder;
+  place.remove_folder(name);
+  throw UsageError(folder.path().string() + ": the file system gives what user " +
+                   std::to_string(::geteuid()) + " makes to user " +
+                   std::to_string(folder.owner()) + ", so that nobody could tell later whose it is")
+      .with_hint("run as a user whom it knows, or without --resume and --emit-plan");
 }
 
 std::optional<Resumable> find_resumable(const fs::path& target, bool whole_folder) {

@@ -82,12 +82,18 @@ std::unique_ptr<Commit> same_commit(Staging& staging, bool whole_folder);
 // The staging folder of a run that can be resumed: beside the target if it is committed as a whole,
 // else in it.
 std::filesystem::path resumable_folder(const std::filesystem::path& target, bool whole_folder);
+// Makes such a folder. Throws UsageError where nobody could tell later whose it is, IoError.
+Folder make_resumable_folder(const Folder& place, const std::string& name);
 // The staging folder and its parent, if they exist. Throws UsageError if it is not this user's.
 struct Resumable {
   Folder place;
   Folder folder;
 };
 std::optional<Resumable> find_resumable(const std::filesystem::path& target, bool whole_folder);
+// Throws UsageError if another process writes in that folder, or no run has signed it. The same if
+// it is of another job.
+void check_free_to_take(const Folder& folder);
+void check_same_job(const Folder& folder, const JobIdentity& job);
 // True if there is one with a job. Throws as find_resumable().
 bool can_go_on(const std::filesystem::path& target);
 

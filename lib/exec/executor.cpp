@@ -11,11 +11,11 @@
 #include <utility>
 
 #include "base/kernels.h"
+#include "base/rate_limit.h"
 #include "dsckpt/error.h"
 #include "exec/announced_reads.h"
 #include "exec/item_reader.h"
 #include "exec/patches.h"
-#include "exec/rate_limit.h"
 #include "exec/record_checks.h"
 #include "exec/workers.h"
 #include "io/output_file.h"
@@ -28,13 +28,14 @@ constexpr uint64_t kPage = OutputFile::kDirectBlock;
 
 }  // namespace
 
-// Of a part, or of the whole.
+// The run of a part of a plan, or of all of it.
 class PlanRun {
  public:
   PlanRun(const CopyPlan& plan, const OutputCut& cut, RecordChecks& checks,
           const InputFiles& inputs, Sink& sink, RateLimit& limit, Progress& progress,
           const ExecOptions& options)
       : plan_(plan),
+        cut_(cut),
         inputs_(inputs),
         sink_(sink),
         progress_(progress),
@@ -125,12 +126,13 @@ class PlanRun {
     for (OutputState& output : outputs_) {
       join_pieces(output.pieces);
       all.insert(all.end(), output.pieces.begin(), output.pieces.end());
+      all.insert(all.end(), output.known.begin(), output.known.end());
     }
     return all;
   }
 
  private:
-  // Where a digest of the plan goes.
+  // The place of a digest of the plan.
   struct Place {
     OutputId out;
     uint64_t offset;
@@ -144,10 +146,11 @@ class PlanRun {
     std::vector<size_t> digests;  // indices into the plan's, in the order of their ranges
     std::mutex mutex;
     std::vector<DigestPiece> pieces;
+    std::vector<DigestPiece> known = {};  // whole digests, of an output that others write, too
     std::set<size_t> given;  // of `digests`, those that the sink has; no piece is of them
   };
 
-  // What one thread works with.
+  // The tools of one thread.
   struct Worker {
     // An element that lies across the end of a unit may move both its ends.
     explicit Worker(PlanRun& run) : Worker(run, ItemReader::piece_bytes(run.unit_bytes_)) {}
@@ -188,7 +191,7 @@ class PlanRun {
     return batch;
   }
 
-  // Of a run that nothing is under way of.
+  // Returns the progress. No batch may be under way.
   RunState state() {
     RunState state{.unit_bytes = unit_bytes_, .bytes_read = bytes_read_};
     // Batches are taken in their order: all before the next one are done, and what another run has
@@ -253,7 +256,7 @@ class PlanRun {
     worker.bytes_read += extent.size;
   }
 
-  // Where a unit is in the worker's buffer.
+  // Returns the bytes of a unit in the worker's buffer.
   static std::span<std::byte> bytes_of(const PlanUnit& unit, Worker& worker) {
     return worker.buffer.bytes().subspan(unit.begin % kPage, unit.end - unit.begin);
   }
@@ -317,7 +320,7 @@ class PlanRun {
     });
   }
 
-  // Of one that is_known() in the worker's batch.
+  // Returns the CRC32 of a digest that is_known() in the worker's batch.
   uint32_t known_crc(const Worker& worker, size_t digest) const {
     const uint64_t begin = plan_.digests()[digest].begin;
     const auto piece =
@@ -355,20 +358,28 @@ class PlanRun {
     {
       const std::lock_guard lock(output.mutex);
       output.pieces.insert(output.pieces.end(), pieces.begin(), pieces.end());
-      if (!sink_.wants_digests_early() || !output.is_whole) return;
+      if (!sink_.wants_digests_early()) return;
       join_pieces(output.pieces);
       for (const DigestPiece& piece : pieces) {
         const Digest& digest = plan_.digests()[piece.digest];
         const auto found = find_piece(output, piece.digest);
         if (found->size != digest.end - digest.begin) continue;
         known.push_back(*found);
+        // Places that lie elsewhere are written by whoever has all checksums.
+        if (!output.is_whole) output.known.push_back(*found);
         output.pieces.erase(found);
         output.given.insert(piece.digest);
       }
     }
     for (const DigestPiece& piece : known) {
-      write_left_out(units_, plan_.digests()[piece.digest], piece.crc, sink_);
+      write_left_out(units_, plan_.digests()[piece.digest], piece.crc, sink_, cut_of(out));
     }
+  }
+
+  // The part of an output that is in this run.
+  OutputCut cut_of(OutputId out) const {
+    const bool is_last = out + size_t{1} == plan_.outputs().size();
+    return {out == 0 ? cut_.begin : 0, is_last ? cut_.end : ~uint64_t{0}};
   }
 
   void finish(OutputId out) {
@@ -388,6 +399,7 @@ class PlanRun {
   }
 
   const CopyPlan& plan_;
+  const OutputCut cut_;
   const InputFiles& inputs_;
   Sink& sink_;
   Progress& progress_;

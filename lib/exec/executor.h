@@ -17,8 +17,8 @@
 #include <span>
 #include <vector>
 
+#include "base/rate_limit.h"
 #include "dsckpt/run.h"
-#include "exec/rate_limit.h"
 #include "exec/record_checks.h"
 #include "exec/sink.h"
 #include "exec/units.h"
@@ -43,7 +43,6 @@ struct RunState {
   // Finished batches, rising and apart. Outputs that they complete are finished, and no others.
   std::vector<BatchRange> done = {};
   uint64_t bytes_read = 0;
-  uint64_t bytes_stored = 0;              // of packed outputs, by all ranks of a group
   std::vector<DigestPiece> digests = {};  // of outputs that are not finished
   std::vector<RecordPiece> records = {};
 };

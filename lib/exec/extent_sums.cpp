@@ -1,7 +1,6 @@
 #include "exec/extent_sums.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -19,7 +18,7 @@ std::string crc32_text(uint32_t crc) {
   return bytes;
 }
 
-// Of one extent, buffer by buffer.
+// Returns the sum of one extent, which is read buffer by buffer.
 std::string sum_of_extent(const InputFile& file, const Extent& extent, SumKind kind,
                           Progress& progress) {
   constexpr uint64_t kBufferBytes = 256 << 10;  // as many as fit the caches of a core
@@ -59,50 +58,47 @@ void sum_here(const InputFiles& inputs, std::span<const Extent> extents, SumKind
 
 class ExtentWork : public PieceWork {
  public:
-  ExtentWork(const RankJob& job, std::span<const Extent> extents, SumKind kind,
+  ExtentWork(const InputFiles& inputs, std::span<const Extent> extents, SumKind kind,
              const Reading& reading, const OnSum& on_sum)
-      : PieceWork(job, reading),
+      : PieceWork(PieceKind::extent_sums, reading),
+        inputs_(inputs),
         extents_(extents),
         kind_(kind),
-        threads_(reading.threads),
         on_sum_(on_sum) {
-    for (const Extent& extent : extents) add_piece(extent.size, extent.file);
+    for (const Extent& extent : extents) add_piece(extent.size, number_of(inputs, extent.file));
   }
 
  private:
-  void write_task(VarintWriter& task, const BatchRange& pieces) const override {
-    task.number(static_cast<uint64_t>(kind_));
-    for (uint64_t i = pieces.first; i < pieces.last; ++i) {
-      task.number(extents_[i].file);
-      task.number(extents_[i].offset);
-      task.number(extents_[i].size);
+  void write_question(VarintWriter& question) const override {
+    question.number(static_cast<uint64_t>(kind_));
+  }
+
+  void write_piece(VarintWriter& text, uint64_t piece) override {
+    const Extent& extent = extents_[piece];
+    text.number(number_of(inputs_, extent.file));
+    text.number(extent.offset);
+    text.number(extent.size);
+  }
+
+  std::string answer(std::string_view task, RankInputs& inputs, unsigned threads,
+                     Progress& progress) override {
+    return sum_for_rank(task, inputs, threads, progress);
+  }
+
+  void take(uint64_t piece, VarintReader& answer) override {
+    const bool failed = answer.number() != 0;
+    const std::string text = answer.text();
+    if (!failed) return on_sum_(piece, text, nullptr);
+    try {
+      throw_failure(text, {});
+    } catch (const Error& error) {
+      on_sum_(piece, {}, &error);
     }
   }
 
-  std::string answer(std::string_view task, RankInputs& inputs, Progress& progress) override {
-    return sum_for_group(task, inputs, threads_, progress);
-  }
-
-  void take(const BatchRange& pieces, VarintReader& answer) override {
-    if (pieces.last > extents_.size()) throw CorruptError({}, "an answer about nothing");
-    for (uint64_t i = pieces.first; i < pieces.last; ++i) {
-      const bool failed = answer.number() != 0;
-      const std::string text = answer.text();
-      if (!failed) {
-        on_sum_(i, text, nullptr);
-        continue;
-      }
-      try {
-        throw_failure(text, {});
-      } catch (const Error& error) {
-        on_sum_(i, {}, &error);
-      }
-    }
-  }
-
+  const InputFiles& inputs_;
   const std::span<const Extent> extents_;
   const SumKind kind_;
-  const unsigned threads_;
   const OnSum& on_sum_;
 };
 
@@ -110,40 +106,34 @@ class ExtentWork : public PieceWork {
 
 void sum_extents(const InputFiles& inputs, std::span<const Extent> extents, SumKind kind,
                  const Reading& reading, const OnSum& on_sum) {
-  if (reading.group == nullptr) {
-    for (const Extent& extent : extents) reading.progress.bytes_total += extent.size;
-    return sum_here(inputs, extents, kind, reading.threads, reading.progress, on_sum);
+  if (reading.readers != nullptr) {
+    return ExtentWork(inputs, extents, kind, reading, on_sum).run();
   }
-  RankJob job{.tasks = Tasks::extent_sums};
-  job.add_inputs(inputs);
-  ExtentWork(job, extents, kind, reading, on_sum).run();
+  for (const Extent& extent : extents) reading.progress.bytes_total += extent.size;
+  sum_here(inputs, extents, kind, reading.threads, reading.progress, on_sum);
 }
 
-std::string sum_for_group(std::string_view task, RankInputs& inputs, unsigned threads,
-                          Progress& progress) {
-  VarintReader reader(task);
-  const BatchRange pieces = read_range(reader);
-  const auto kind = static_cast<SumKind>(reader.number());
+std::string sum_for_rank(std::string_view bytes, RankInputs& inputs, unsigned threads,
+                         Progress& progress) {
+  const PieceTask task = PieceTask::decode(bytes);
+  const auto kind = static_cast<SumKind>(VarintReader(task.question).number());
   std::vector<Extent> extents;
-  for (uint64_t i = pieces.first; i < pieces.last; ++i) {
+  for (const std::string& piece : task.pieces) {
+    VarintReader reader(piece);
     Extent extent{.file = inputs.open(static_cast<FileId>(reader.number()))};
     extent.offset = reader.number();
     extent.size = reader.number();
     extents.push_back(extent);
   }
-  std::vector<std::pair<bool, std::string>> sums(extents.size());
+  std::vector<std::string> answers(extents.size());
   sum_here(inputs.files(), extents, kind, threads, progress,
            [&](size_t i, std::string_view sum, const Error* failure) {
-             sums[i] = failure == nullptr ? std::pair(false, std::string(sum))
-                                          : std::pair(true, encode_failure(*failure));
+             VarintWriter answer;
+             answer.number(failure == nullptr ? 0 : 1);
+             answer.text(failure == nullptr ? sum : encode_failure(*failure));
+             answers[i] = answer.take();
            });
-  VarintWriter answer;
-  write_range(answer, pieces);
-  for (const auto& [failed, text] : sums) {
-    answer.number(failed ? 1 : 0);
-    answer.text(text);
-  }
-  return answer.take();
+  return encode_answers(answers);
 }
 
 }  // namespace dsckpt

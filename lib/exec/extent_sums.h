@@ -1,4 +1,4 @@
-// Extent sums: checksums of ranges of files, computed by this process or by all ranks of its group.
+// Extent sums: checksums of ranges of files, computed by this process or by all ranks of its run.
 #pragma once
 
 #include <cstddef>
@@ -22,14 +22,14 @@ enum class SumKind : uint8_t {
 };
 
 // The sum of each extent, or the reason why it cannot be read. Any thread calls `on_sum`, several
-// at a time. Adds to progress.bytes_total. Throws InterruptedError, and the errors of dispatch()
-// for lost ranks.
+// at a time; none if `reading` only plans. Adds to progress.bytes_total. Throws InterruptedError,
+// and the errors of ranks that cannot read.
 using OnSum = std::function<void(size_t extent, std::string_view sum, const Error* failure)>;
 void sum_extents(const InputFiles& inputs, std::span<const Extent> extents, SumKind kind,
                  const Reading& reading, const OnSum& on_sum);
 
-// A rank's part of it: the result of a task.
-std::string sum_for_group(std::string_view task, RankInputs& inputs, unsigned threads,
-                          Progress& progress);
+// Does a PieceTask of it.
+std::string sum_for_rank(std::string_view task, RankInputs& inputs, unsigned threads,
+                         Progress& progress);
 
 }  // namespace dsckpt

@@ -7,7 +7,7 @@ namespace dsckpt {
 
 uint64_t Factors::bytes() const {
   return (left.capacity() + right.capacity() + magnitude.capacity()) * sizeof(float) +
-         column_factors.capacity() * sizeof(double);
+         (right_norms.capacity() + column_factors.capacity()) * sizeof(double);
 }
 
 std::shared_ptr<const Factors> FactorCache::get(uint32_t index,

@@ -12,8 +12,9 @@ namespace dsckpt {
 
 // The factors of a PlannedUpdate, as matrices one after the other, row by row.
 struct Factors {
-  std::vector<float> left;   // batches x rows x rank
-  std::vector<float> right;  // batches x rank x columns
+  std::vector<float> left;          // batches x rows x rank
+  std::vector<float> right;         // batches x rank x columns
+  std::vector<double> right_norms;  // largest_column_norm() of each batch
   std::vector<float> magnitude;
   std::vector<double> column_factors;  // magnitude / norm, where the norms are those of columns
 

@@ -1,13 +1,16 @@
 #include "exec/far_marker.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "base/json.h"
 #include "base/random.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
+#include "exec/journal.h"
 #include "exec/workers.h"
 
 namespace dsckpt {
@@ -30,6 +33,12 @@ struct FarMarker::Said {
   SignedBy owner = {};
   std::set<std::string> paths = {};
   int64_t since = 0;
+  std::string planned_in = {};
+
+  bool is_planned_here() const {
+    std::error_code failed;
+    return !planned_in.empty() && std::filesystem::exists(planned_in + "/" + kPlanFile, failed);
+  }
 
   bool may_have_begun(const FarUpload& upload) const {
     return paths.contains(upload.path) && upload.begun >= since;
@@ -65,6 +74,7 @@ void FarMarker::make() {
 void FarMarker::write() {
   nlohmann::json owner = parse_json(owner_line());
   if (since_ != 0) owner["since"] = since_;
+  if (!planned_in_.empty()) owner["planned_in"] = planned_in_.string();
   std::string text = dump(owner) + "\n";
   for (const std::string& path : paths_()) text += dump(path) + "\n";
   target_.store->put(path_, std::as_bytes(std::span(text)), std::nullopt);
@@ -80,11 +90,27 @@ bool FarMarker::is_since(const FarUpload& upload) const {
   return upload.begun >= whole_seconds(since_);
 }
 
+void FarMarker::take_over(const std::string& path, int64_t since) {
+  path_ = path;
+  since_ = since;
+  is_another_s_ = true;
+  next_beat_ = std::chrono::steady_clock::now() + beat_;
+}
+
+// Another process may have removed it.
+void FarMarker::touch() {
+  next_beat_ = std::chrono::steady_clock::now() + beat_;
+  const std::optional<std::string> etag = target_.store->find_etag(path_);
+  if (!etag) return;
+  const std::string text = target_.store->read(path_, kLongestMarker);
+  target_.store->put(path_, std::as_bytes(std::span(text)), etag);
+}
+
 void FarMarker::beat() {
   const std::unique_lock lock(beating_, std::try_to_lock);
   if (!lock || std::chrono::steady_clock::now() < next_beat_) return;
   try {
-    write();
+    is_another_s_ ? touch() : write();
   } catch (const IoError&) {
     next_beat_ = std::chrono::steady_clock::now() + beat_;
   }
@@ -107,6 +133,9 @@ std::optional<FarMarker::Said> FarMarker::read(const FarObject& object) const {
     said.since = owner["since"];
   }
   said.since = whole_seconds(said.since);
+  if (owner.is_object() && owner.contains("planned_in") && owner["planned_in"].is_string()) {
+    said.planned_in = owner["planned_in"];
+  }
   while (at < text.size()) {
     const size_t end = std::min(text.find('\n', at + 1), text.size());
     const auto path = parse_json(std::string_view(text).substr(at + 1, end - at - 1));
@@ -134,21 +163,26 @@ void FarMarker::sweep(std::span<const FarObject> found) {
     try_to_sweep(object.path, [&] {
       std::optional<Said> said = read(object);
       if (!said || said->owner.state == OwnerState::alive) return;
+      if (said->owner.state == OwnerState::dead && said->is_planned_here()) {
+        notes_.push_back(shown_as(object.path) + " is of an output that is planned in " +
+                         said->planned_in);
+        return;
+      }
       if (said->owner.state == OwnerState::dead || since_ - object.modified >= kDead) {
         dead.push_back(std::move(*said));
         return;
       }
       notes_.push_back(shown_as(object.path) + " is of an unfinished output" +
                        (said->owner.who.empty() ? "" : " of " + said->owner.who) +
-                       "; a run that begins a day later removes what it has left");
+                       "; a run that begins a day later removes its left-overs");
     });
   }
   if (dead.empty()) return;
   try_to_sweep(dead.front().object.path, [&] { sweep_dead(dead); });
 }
 
-// Of all markers but this run's and those of `known`. Whoever has begun an upload has said so
-// before.
+// Returns those of all markers but this run's and those of `known`. A run says so before it begins
+// an upload.
 std::vector<FarMarker::Said> FarMarker::others(const std::vector<Said>& known) const {
   std::vector<Said> others;
   for (const FarObject& object : target_.store->list(front_)) {

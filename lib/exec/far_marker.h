@@ -1,5 +1,6 @@
 // FarMarker: an object in a folder of a store that says which process writes there, as long as the
-// run lasts. Left-overs of killed runs are found by their markers.
+// run lasts. The marker of a plan says where that is (step_files.h). Left-overs of killed runs are
+// found by their markers.
 //
 // FOLDER/.dsckpt-staging-NUMBER has lines of JSON. The first is the owner (staging_owner.h), with
 // the time when the marker was first made, by the store's clock. Then come the paths that the run
@@ -8,12 +9,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "exec/staging_owner.h"
@@ -37,6 +40,13 @@ class FarMarker {
   // Throws as FarStore. Then there is no marker, or a note says that there may be one.
   void make();
   bool is_made() const { return !path_.empty(); }
+  const std::string& path() const { return path_; }
+  // Before make(): the folder of the plan that the marker is of. As long as that is there, its
+  // processes may come and go.
+  void set_planned_in(std::filesystem::path folder) { planned_in_ = std::move(folder); }
+  // Instead of make(): keeps the marker of another process alive, which stays as that has written
+  // it.
+  void take_over(const std::string& path, int64_t since);
   // The time of creation, in nanoseconds since the epoch, by the store's clock.
   int64_t since() const { return since_; }
   bool is_since(const FarUpload& upload) const;
@@ -62,6 +72,7 @@ class FarMarker {
   std::optional<Said> read(const FarObject& object) const;
   std::vector<Said> others(const std::vector<Said>& known) const;
   void write();
+  void touch();
   void sweep_dead(const std::vector<Said>& dead);
   template <typename Work>
   void try_to_sweep(const std::string& marker, Work&& work);
@@ -72,7 +83,9 @@ class FarMarker {
   const std::chrono::seconds beat_;
   std::vector<std::string>& notes_;
   const std::string front_;  // of the paths of all markers
-  std::string path_ = {};    // "": there is none
+  std::filesystem::path planned_in_ = {};
+  std::string path_ = {};  // "": there is none
+  bool is_another_s_ = false;
   int64_t since_ = 0;
   std::mutex beating_;  // of what follows
   std::chrono::steady_clock::time_point next_beat_ = {};

@@ -1,23 +1,30 @@
 #include "exec/far_output.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
-#include <cstring>
+#include <cerrno>
+#include <chrono>
 #include <filesystem>
-#include <stdexcept>
+#include <system_error>
 
-#include "base/kernels.h"
+#include "base/random.h"
 #include "base/text.h"
+#include "codec/packed_index.h"
+#include "exec/commit.h"
+#include "exec/journal.h"
 #include "exec/staged_files.h"
 #include "exec/workers.h"
 #include "io/content_name.h"
+#include "io/text_file.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kMostParts = 10'000;
-// What is so small is sent in one request.
+// Files up to this size are sent in one request.
 constexpr uint64_t kHeldFile = 256 << 10;
 constexpr size_t kLongestPointer = 64 << 10;
 constexpr unsigned kMostFailures = 8;  // in a row, after which the store is not there
@@ -32,7 +39,7 @@ UsageError is_there_already(const std::string& shown) {
 uint64_t far_part_bytes(const CopyPlan& plan) {
   uint64_t largest = 0;
   for (const PlannedFile& file : plan.outputs()) largest = std::max(largest, file.size);
-  // What is packed may become larger by its index.
+  // A packed file may become larger by its index.
   largest += largest / 64;
   return std::max(kShortestFarPart, std::bit_ceil(largest / kMostParts + 1));
 }
@@ -40,16 +47,24 @@ uint64_t far_part_bytes(const CopyPlan& plan) {
 FarOutput::FarOutput(const CopyPlan& plan, FarPlace target, FarOptions options)
     : plan_(plan),
       target_(std::move(target)),
-      options_(options),
+      options_(std::move(options)),
+      parts_(plan, target_, {options_.part_bytes, options_.packed}, objects_of_plan(),
+             [this] { marker_.beat(); }),
+      objects_(plan.outputs().size()),
       marker_(
-          target_, [this] { return own_paths(); }, options.beat, notes_) {
+          target_, [this] { return own_paths(); }, options_.beat, notes_) {}
+
+std::vector<FarStaging::Object> FarOutput::objects_of_plan() const {
+  if (options_.begun) return options_.begun->objects;
+  std::vector<FarStaging::Object> objects;
   uint64_t room = options_.held_bytes;
-  for (const PlannedFile& file : plan.outputs()) {
-    File& entry = files_.emplace_back();
+  for (const PlannedFile& file : plan_.outputs()) {
     // An upload has one part at least, which nobody can rely on to be allowed to be empty.
-    entry.is_held = file.size == 0 || (file.size <= kHeldFile && file.size <= room);
-    if (entry.is_held) room -= file.size;
+    const bool is_held = file.size == 0 || (file.size <= kHeldFile && file.size <= room);
+    if (is_held) room -= file.size;
+    objects.push_back({.path = path_of(stored_name(file, options_.packed)), .is_held = is_held});
   }
+  return objects;
 }
 
 FarOutput::~FarOutput() {
@@ -63,10 +78,6 @@ std::string FarOutput::path_of(const std::string& file) const {
   return target_.path.empty() ? file : target_.path + "/" + file;
 }
 
-std::string FarOutput::own_path(OutputId out) const {
-  return path_of(stored_name(plan_.outputs()[out], options_.packed));
-}
-
 std::vector<std::string> FarOutput::own_paths() const {
   std::vector<std::string> paths;
   for (OutputId out = 0; out < count(); ++out) paths.push_back(own_path(out));
@@ -77,14 +88,6 @@ std::string FarOutput::shown_as(const std::string& path) const {
   return path.empty() ? target_.name : target_.name + "/" + path;
 }
 
-std::string FarOutput::shown(OutputId out) const {
-  return shown_as(own_path(out));
-}
-
-bool FarOutput::is_packed(OutputId out) const {
-  return is_stored_packed(plan_.outputs()[out], options_.packed);
-}
-
 std::optional<std::string> FarOutput::before(const std::string& path) const {
   const auto found = existing_.find(path);
   if (found == existing_.end()) return "";
@@ -92,7 +95,7 @@ std::optional<std::string> FarOutput::before(const std::string& path) const {
   return found->second.etag.empty() ? std::nullopt : std::optional(found->second.etag);
 }
 
-// Where else the content of an output may lie.
+// Returns the other paths at which the content of an output may lie.
 std::vector<std::string> FarOutput::other_forms(OutputId out) const {
   const std::string plain = path_of(plan_.outputs()[out].path);
   const std::string own = own_path(out);
@@ -108,6 +111,7 @@ void FarOutput::look() {
     std::string path = object.path;
     existing_.emplace(std::move(path), std::move(object));
   }
+  if (goes_on()) find_published();
   check_free();
 }
 
@@ -151,13 +155,43 @@ FarOutput::Cost FarOutput::cost() const {
   for (OutputId out = 0; out < count(); ++out) {
     const uint64_t size = plan_.outputs()[out].size;
     cost.requests +=
-        files_[out].is_held ? 1 : 2 + (size + options_.part_bytes - 1) / options_.part_bytes;
+        parts_.is_held(out) ? 1 : 2 + (size + options_.part_bytes - 1) / options_.part_bytes;
   }
   return cost;
 }
 
+// The objects that a commit before has made.
+void FarOutput::find_published() {
+  for_each_output([&](OutputId out) { return existing_.contains(own_path(out)); },
+                  [&](OutputId out) {
+                    const std::optional<std::string> etag = target_.store->find_own(own_path(out));
+                    if (!etag) return;
+                    const std::lock_guard lock(mutex_);
+                    const auto found = existing_.find(own_path(out));
+                    objects_[out] = {
+                        .is_published = true, .etag = *etag, .size = found->second.size};
+                    existing_.erase(found);
+                    parts_.forget(out);
+                  });
+}
+
+// The outputs whose uploads somebody has ended.
+void FarOutput::find_lost() {
+  std::set<std::string> there;
+  for (FarUpload& upload : target_.store->uploads(path_of(""))) {
+    there.insert(std::move(upload.id));
+  }
+  for (OutputId out = 0; out < count(); ++out) {
+    if (objects_[out].is_published || parts_.is_held(out)) continue;
+    objects_[out].is_lost = !there.contains(parts_.upload_of(out));
+    if (objects_[out].is_lost) parts_.forget(out);
+  }
+}
+
 void FarOutput::prepare() {
+  if (goes_on()) return take_up();
   look();
+  if (!options_.folder.empty()) make_folder();
   marker_.make();
   std::vector<FarObject> markers;
   for (auto it = existing_.begin(); it != existing_.end();) {
@@ -169,132 +203,131 @@ void FarOutput::prepare() {
     it = existing_.erase(it);
   }
   marker_.sweep(markers);
+  if (!folder_) return;
+  for_each_output([&](OutputId out) { return !parts_.is_held(out); },
+                  [&](OutputId out) { parts_.upload_of(out); });
 }
 
-uint64_t FarOutput::part_size(OutputId out, uint64_t number) const {
-  if (files_[out].is_held) return plan_.outputs()[out].size;
-  if (is_packed(out)) return options_.part_bytes;  // how long it becomes is seen at its end
-  return std::min(options_.part_bytes, plan_.outputs()[out].size - number * options_.part_bytes);
-}
-
-void FarOutput::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
-  File& file = files_[out];
-  while (!bytes.empty()) {
-    const uint64_t number = file.is_held ? 0 : offset / options_.part_bytes;
-    const uint64_t at = file.is_held ? offset : offset % options_.part_bytes;
-    const uint64_t size = part_size(out, number);
-    const bool is_growing = file.is_held && is_packed(out);
-    const std::span<const std::byte> some =
-        bytes.first(is_growing ? bytes.size() : std::min<uint64_t>(bytes.size(), size - at));
-    offset += some.size();
-    bytes = bytes.subspan(some.size());
-    if (!file.is_held && some.size() == size) {
-      send(out, number, some);
-      continue;
+void FarOutput::make_folder() {
+  files_in_ = Staging::kFilesPrefix;
+  if (is_kept()) {
+    const fs::path path = without_slash(options_.folder);
+    const std::string name = resumable_folder(path, false).filename().string();
+    place_ = Folder::make(path, made_folders_);
+    for (const std::string& other : place_->names()) {
+      if (other == name || other == kCommittedFile) continue;
+      throw UsageError(path.string() + ": holds something else than a plan")
+          .with_hint("--plan-in DIR makes a new folder, and needs its name");
     }
-    Part whole;
-    {
-      const std::lock_guard lock(file.mutex);
-      Part& part = file.parts[number];
-      // A packed output may be short.
-      const uint64_t end = is_packed(out) ? at + some.size() : size;
-      if (part.bytes.empty()) part.bytes.reserve(size);
-      if (part.bytes.size() < end) part.bytes.resize(end);
-      std::memcpy(part.bytes.data() + at, some.data(), some.size());
-      part.filled += some.size();
-      if (file.is_held || part.filled < size) continue;
-      whole = std::move(part);
-      file.parts.erase(number);
+    if (const std::optional<Folder> before = place_->own(name)) {
+      // A planner was killed.
+      check_free_to_take(*before);
+      const StagingOwner owner(*before);
+      if (const int failed = remove_staging_folder(*place_, *before)) {
+        throw IoError({.file = before->path().string()}, "cannot be removed", failed);
+      }
     }
-    send(out, number, whole.bytes);
+    place_->remove(kCommittedFile);
+    folder_ = make_resumable_folder(*place_, name);
+    owner_.emplace(*folder_);
+    marker_.set_planned_in(folder_->path());
+    files_in_ += "-" + std::to_string(random_number());
+    save_job(*folder_, *options_.job);
+  } else {
+    folder_ = Folder::at(options_.folder);
+  }
+  if (const int failed = folder_->make_folder(files_in_, 0700)) {
+    throw IoError({.file = (folder_->path() / files_in_).string()}, "cannot make the folder",
+                  failed);
   }
 }
 
-std::string FarOutput::upload_of(OutputId out) {
-  File& file = files_[out];
-  const std::string path = own_path(out);
-  const std::lock_guard lock(file.mutex);
-  if (!file.upload.empty()) return file.upload;
-  const auto doubt = [&] {
-    const std::lock_guard doubting(mutex_);
-    doubtful_.insert(path);
-  };
-  try {
-    FarStore::Begun begun = target_.store->begin_upload(path);
-    file.upload = std::move(begun.id);
-    if (begun.maybe_twice) doubt();
-  } catch (...) {
-    doubt();
-    throw;
+void FarOutput::take_up() {
+  const std::optional<Resumable> found = find_resumable(options_.folder, false);
+  if (!found || !has_job(found->folder)) {
+    throw UsageError(options_.folder.string() + ": nothing is left to be committed there")
+        .with_hint("another process has committed it meanwhile, or it was abandoned");
   }
-  return file.upload;
+  check_free_to_take(found->folder);
+  owner_.emplace(found->folder);
+  check_same_job(found->folder, *options_.job);
+  place_ = found->place;
+  folder_ = found->folder;
+  target_.store->take_run(options_.begun->run);
+  marker_.take_over(options_.begun->marker, options_.begun->since);
+  is_written_ = load_written(*folder_).has_value();
+  if (is_written_) return;
+  look();
+  find_lost();
+  std::erase_if(existing_, [&](const auto& entry) { return marker_.is_marker(entry.first); });
+  // Others that are at work find nothing any more.
+  files_in_ = Staging::kFilesPrefix + ("-" + std::to_string(random_number()));
+  int failed = ENOENT;
+  for (const std::string& name : folder_->names()) {
+    if (name.starts_with(Staging::kFilesPrefix))
+      failed = folder_->rename(name, *folder_, files_in_);
+  }
+  // A commit before had needed them no more.
+  if (failed == ENOENT) failed = folder_->make_folder(files_in_, 0700);
+  if (failed != 0) {
+    throw IoError({.file = folder_->path().string()}, "cannot take over the files", failed);
+  }
 }
 
-void FarOutput::send(OutputId out, uint64_t number, std::span<const std::byte> bytes) {
-  File& file = files_[out];
-  const std::string upload = upload_of(out);
-  const uint32_t crc = crc32(0, bytes);
-  {
-    const std::lock_guard lock(file.mutex);
-    const auto [known, is_new] = file.crcs.emplace(number, crc);
-    if (!is_new && known->second != crc) {
-      throw IoError({.file = shown(out), .offset = number * options_.part_bytes},
-                    "was written again, and the input gives other bytes than before", 0);
-    }
-  }
-  std::string etag =
-      target_.store->send_part(own_path(out), upload, static_cast<unsigned>(number + 1), bytes);
-  {
-    const std::lock_guard lock(file.mutex);
-    if (file.etags.size() <= number) file.etags.resize(number + 1);
-    file.etags[number] = std::move(etag);
-    file.size += bytes.size();
-  }
-  marker_.beat();
+FarStaging FarOutput::staging() const {
+  return {.part_bytes = options_.part_bytes,
+          .run = target_.store->run(),
+          .marker = marker_.path(),
+          .since = marker_.since(),
+          .objects = parts_.objects()};
 }
 
-void FarOutput::finish(OutputId out) {
-  File& file = files_[out];
-  if (file.is_held) {
-    if (file.parts.empty()) return;
-    file.size = file.parts.begin()->second.bytes.size();
-    return;
-  }
-  // Of one that is packed the last part is as long as it has become.
-  if (is_packed(out) && file.parts.size() == 1 &&
-      file.parts.begin()->second.filled == file.parts.begin()->second.bytes.size()) {
-    const auto [number, part] = std::move(*file.parts.begin());
-    file.parts.clear();
-    send(out, number, part.bytes);
-  }
-  const bool has_all = std::none_of(file.etags.begin(), file.etags.end(),
-                                    [](const std::string& etag) { return etag.empty(); });
-  const bool is_whole = is_packed(out) || file.size == plan_.outputs()[out].size;
-  if (!file.parts.empty() || !has_all || !is_whole) throw std::logic_error("an output with holes");
+StagingPlace FarOutput::place() const {
+  return {.path = folder_->path(),
+          .folder = folder_,
+          .files_in = files_in_,
+          .target = shown_as(target_.path),
+          .packed = options_.packed,
+          .far = staging()};
+}
+
+ReadBack FarOutput::read_back() const {
+  return {.path =
+              [this](OutputId out) {
+                return options_.here / stored_name(plan_.outputs()[out], options_.packed);
+              },
+          .shown = [this](OutputId out) { return shown_as(path_of(plan_.outputs()[out].path)); }};
+}
+
+void FarOutput::hand_over() {
+  owner_->unsign();
+  owner_.reset();
+  folder_.reset();
+  made_folders_.clear();
+  static_cast<void>(marker_.leave());
 }
 
 FarPublished FarOutput::try_to_publish(OutputId out) {
-  File& file = files_[out];
-  const std::string path = own_path(out);
-  if (!file.is_held) {
-    return target_.store->complete(path, file.upload, file.etags, before(path));
-  }
-  std::span<const std::byte> bytes;
-  if (!file.parts.empty()) bytes = file.parts.begin()->second.bytes;
-  return target_.store->put(path, bytes, before(path));
+  const std::string& path = own_path(out);
+  if (parts_.is_held(out)) return target_.store->put(path, parts_.held(out), before(path));
+  const std::vector<std::string> etags = parts_.sent(out);
+  return target_.store->complete(path, parts_.upload_of(out), etags, before(path));
 }
 
 void FarOutput::publish(OutputId out, const CommitHelp& help) {
-  File& file = files_[out];
+  Object& object = objects_[out];
+  if (object.is_published) return;
   for (int times = 0;; ++times) {
-    file.is_in_doubt = true;
-    FarPublished result = try_to_publish(out);
-    file.is_in_doubt = false;
+    FarPublished result{.what = FarPublished::What::again};
+    if (!std::exchange(object.is_lost, false)) {
+      object.is_in_doubt = true;
+      result = try_to_publish(out);
+      object.is_in_doubt = false;
+    }
     switch (result.what) {
       case FarPublished::What::done:
-        file.etag = std::move(result.etag);
-        file.is_published = true;
-        file.parts.clear();
+        object = {.is_published = true, .etag = std::move(result.etag), .size = parts_.size(out)};
+        parts_.forget(out);
         return;
       case FarPublished::What::refused:
         if (before(own_path(out)) == "") {
@@ -309,11 +342,8 @@ void FarOutput::publish(OutputId out, const CommitHelp& help) {
       throw IoError({.file = shown(out)}, "somebody else writes it at the same time", 0)
           .with_hint("run again once nobody writes there");
     }
-    if (file.is_held) continue;
-    target_.store->abort_upload(own_path(out), file.upload);
-    file.upload.clear();
-    file.etags.clear();
-    file.size = 0;
+    if (parts_.is_held(out)) continue;
+    parts_.end_upload(out);
     const std::lock_guard lock(rewriting_);  // one reads the input at a time
     help.write_again(out);
   }
@@ -334,9 +364,11 @@ void FarOutput::remove_old(std::vector<std::string> paths) {
 
 void FarOutput::stand_in(OutputId first, OutputId last) {
   for (OutputId out = first; out < last; ++out) {
-    const File& file = files_[out];
-    target_.store->stand_in(
-        {.path = own_path(out), .etag = file.etag, .size = file.size, .modified = marker_.since()});
+    const Object& object = objects_[out];
+    target_.store->stand_in({.path = own_path(out),
+                             .etag = object.etag,
+                             .size = object.size,
+                             .modified = marker_.since()});
   }
 }
 
@@ -355,7 +387,7 @@ void FarOutput::publish_all(OutputId last, const CommitHelp& help) {
   }
   run_for_each(target_.store->requests(), last,
                [&](size_t out) { publish(static_cast<OutputId>(out), help); });
-  // What the new ones take the place of.
+  // The objects that the new ones replace.
   std::vector<std::string> old;
   if (options_.whole_folder) {
     for (const auto& [path, object] : existing_) {
@@ -384,7 +416,7 @@ void FarOutput::put_pointer(const Pointer& pointer) {
       bool is_there = false;
       target_.store->clean_up(true);
       try {
-        // What it took the place of may have been this process's own, and may have said the same.
+        // The object that it replaced may have been this process's own, with the same text.
         is_there = target_.store->find_own(path) &&
                    target_.store->read(path, kLongestPointer) == pointer.text;
       } catch (const Error&) {
@@ -400,30 +432,61 @@ void FarOutput::put_pointer(const Pointer& pointer) {
       .with_hint("run again once nobody writes there");
 }
 
+void FarOutput::publish_everything(const Pointer& pointer, const CommitHelp& help) {
+  if (folder_) parts_.send_left(folder_->below(files_in_));
+  const OutputId last = count() == 0 ? 0 : count() - 1;
+  publish_all(last, help);
+  stand_in(0, last);
+  if (help.read_back) help.read_back(0, last);
+  if (count() > 0) publish(last, help);
+  stand_in(last, count());
+  if (help.read_back) help.read_back(last, count());
+  if (!pointer.file.empty()) put_pointer(pointer);
+}
+
 void FarOutput::commit(const Pointer& pointer, const CommitHelp& help) {
   try {
-    const OutputId last = count() == 0 ? 0 : count() - 1;
-    publish_all(last, help);
-    stand_in(0, last);
-    if (help.read_back) help.read_back(0, last);
-    if (count() > 0) publish(last, help);
-    stand_in(last, count());
-    if (help.read_back) help.read_back(last, count());
-    if (!pointer.file.empty()) put_pointer(pointer);
+    if (!is_written_) publish_everything(pointer, help);
+    if (is_kept() && !is_written_) {
+      // Processes that still work find nothing to do.
+      folder_->remove_all(files_in_);
+      save_written(*folder_, folder_->number());
+    }
   } catch (const Error& error) {
+    // The next commit goes on with what is there.
+    if (is_kept() && error.kind() != ErrorKind::corrupt) throw;
     take_back(error);
   } catch (const std::exception& error) {  // memory, mostly
     take_back(IoError({.file = shown_as(target_.path)}, error.what(), 0));
   }
   target_.store->clean_up(true);
   try {
-    abort_uploads();
+    if (!is_written_) abort_uploads();
     marker_.remove();
   } catch (const Error& error) {
     notes_.push_back(marker_.leave() + " cannot be removed: " + error.message() +
                      "; the output is complete");
   }
   target_.store->clean_up(false);
+  if (is_kept()) replace_text_file(*place_, kCommittedFile, shown_as(target_.path) + "\n", true);
+  made_folders_.clear();
+  remove_folder();
+}
+
+void FarOutput::remove_folder() {
+  owner_.reset();
+  if (!is_kept()) return;
+  if (folder_) {
+    if (const int failed = remove_staging_folder(*place_, *folder_)) {
+      notes_.push_back(folder_->path().string() +
+                       " cannot be removed: " + std::generic_category().message(failed));
+    }
+    folder_.reset();
+  }
+  for (auto made = made_folders_.rbegin(); made != made_folders_.rend(); ++made) {
+    ::rmdir(made->c_str());
+  }
+  made_folders_.clear();
 }
 
 // As many at once as the store takes.
@@ -436,17 +499,18 @@ void FarOutput::for_each_output(Wanted&& is_wanted, Work&& work) {
   run_for_each(target_.store->requests(), wanted.size(), [&](size_t i) { work(wanted[i]); });
 }
 
-// Whether what this run has made is what is there; nullopt: the store does not tell.
+// Returns whether the object there is the one that this run has made; nullopt if the store does not
+// tell.
 std::optional<bool> FarOutput::is_there(OutputId out) const {
   const std::string path = own_path(out);
   const std::optional<std::string> old = before(path);
   if (const auto own = target_.store->find_own(path)) return own != old;
   const std::optional<std::string> etag = target_.store->find_etag(path);
-  // What it has made the store may deny; to remove that does no harm.
-  if (!etag) return files_[out].is_published;
+  // The store may deny an object that this run has made. Its removal does no harm.
+  if (!etag) return objects_[out].is_published;
   if (etag == old) return false;
   // Not every store keeps whose an object is.
-  if (files_[out].is_published && etag == files_[out].etag) return true;
+  if (objects_[out].is_published && etag == objects_[out].etag) return true;
   return std::nullopt;
 }
 
@@ -459,24 +523,24 @@ void FarOutput::take_back(const Error& error) {
     problems.push_back(std::move(problem));
   };
   const auto may_be_there = [&](OutputId out) {
-    return files_[out].is_in_doubt || files_[out].is_published;
+    return objects_[out].is_in_doubt || objects_[out].is_published;
   };
   std::atomic<unsigned> failed_in_a_row{0};
   for_each_output(may_be_there, [&](OutputId out) {
-    File& file = files_[out];
-    const std::string path = own_path(out);
+    Object& object = objects_[out];
+    const std::string& path = own_path(out);
     if (failed_in_a_row >= kMostFailures) return add_problem(shown(out) + " may be the new one");
     try {
       // Or else it could still be completed.
-      if (file.is_in_doubt && !file.is_held) target_.store->abort_upload(path, file.upload);
+      if (object.is_in_doubt) parts_.end_upload(out);
       const std::optional<bool> is_ours = is_there(out);
       failed_in_a_row = 0;
-      file.is_published = is_ours.value_or(false);
+      object.is_published = is_ours.value_or(false);
       if (!is_ours) add_problem(shown(out) + " may be the new one");
-      if (!file.is_published) return;
+      if (!object.is_published) return;
       if (before(path) == "" && !gone_.contains(path)) {
         target_.store->remove(path);
-        file.is_published = false;
+        object.is_published = false;
       } else {
         add_problem(shown(out) + " is the new one");
       }
@@ -486,7 +550,7 @@ void FarOutput::take_back(const Error& error) {
     }
   });
   for (OutputId out = 0; out < count(); ++out) {
-    if (files_[out].is_published) gone_.erase(own_path(out));
+    if (objects_[out].is_published) gone_.erase(own_path(out));
   }
   for (const std::string& path : gone_) {
     if (!existing_.contains(path)) {
@@ -502,24 +566,23 @@ void FarOutput::take_back(const Error& error) {
   target_.store->clean_up(false);
   std::sort(problems.begin(), problems.end());
   if (problems.empty()) error.raise();
-  std::string text = error.message() + "; what was replaced cannot be brought back";
+  std::string text = error.message() + "; replaced objects cannot be brought back";
   text += listed(problems);
   Error(error, text).raise();
 }
 
 // Those that are not completed, also those that nobody was told of.
 void FarOutput::abort_uploads() {
-  const auto is_open = [&](OutputId out) {
-    return !files_[out].upload.empty() && !files_[out].is_published;
-  };
-  for_each_output(is_open, [&](OutputId out) {
-    target_.store->abort_upload(own_path(out), files_[out].upload);
-    files_[out].upload.clear();
-  });
-  if (doubtful_.empty()) return;
+  const auto is_open = [&](OutputId out) { return !objects_[out].is_published; };
+  for_each_output(is_open, [&](OutputId out) { parts_.end_upload(out); });
+  std::set<std::string> doubtful = parts_.doubtful();
+  if (is_kept()) {  // the processes before may have had doubts
+    for (std::string& path : own_paths()) doubtful.insert(std::move(path));
+  }
+  if (doubtful.empty()) return;
   std::vector<FarUpload> maybe_ours = target_.store->uploads(path_of(""));
   std::erase_if(maybe_ours, [&](const FarUpload& upload) {
-    return !doubtful_.contains(upload.path) || !marker_.is_since(upload);
+    return !doubtful.contains(upload.path) || !marker_.is_since(upload);
   });
   const size_t found = maybe_ours.size();
   marker_.leave_out_others(maybe_ours);
@@ -529,20 +592,62 @@ void FarOutput::abort_uploads() {
   if (const size_t kept = found - maybe_ours.size(); kept > 0) {
     throw IoError({}, counted(kept, "unfinished upload") + " may be of another run", 0);
   }
-  doubtful_.clear();
 }
 
-void FarOutput::give_up(bool) {
-  if (!marker_.is_made()) return;
-  target_.store->clean_up(true);
-  try {
-    abort_uploads();
-    marker_.remove();
-  } catch (const Error& error) {
-    notes_.push_back(marker_.leave() + " and unfinished uploads stay: " + error.message() +
-                     "; the next run that writes there removes them");
+void FarOutput::give_up(bool forever) {
+  if (is_kept() && goes_on() && !forever) {
+    if (folder_ && !leaves_run_before_) {
+      notes_.push_back("what is done is kept in " + folder_->path().string() +
+                       ": dsckpt commit goes on with it, dsckpt abandon removes it");
+    }
+    owner_.reset();
+    folder_.reset();
+    static_cast<void>(marker_.leave());
+    return;
   }
-  target_.store->clean_up(false);
+  if (marker_.is_made()) {
+    target_.store->clean_up(true);
+    try {
+      if (goes_on()) {
+        remove_far(target_, staging());
+      } else {
+        abort_uploads();
+        marker_.remove();
+      }
+    } catch (const Error& error) {
+      notes_.push_back(marker_.leave() + " and unfinished uploads stay: " + error.message() +
+                       "; the next run that writes there removes them");
+    }
+    target_.store->clean_up(false);
+  }
+  remove_folder();
+}
+
+void remove_far(const FarPlace& target, const FarStaging& staging) {
+  FarStore& store = *target.store;
+  store.take_run(staging.run);
+  const std::string front = target.path.empty() ? "" : target.path + "/";
+  std::set<std::string> there;
+  for (const FarObject& object : store.list(front)) there.insert(object.path);
+  run_for_each(store.requests(), staging.objects.size(), [&](size_t i) {
+    const FarStaging::Object& object = staging.objects[i];
+    if (!object.upload.empty()) store.abort_upload(object.path, object.upload);
+    if (there.contains(object.path) && store.find_own(object.path)) store.remove(object.path);
+  });
+  // A commit that was killed may have begun others.
+  std::set<std::string> paths;
+  for (const FarStaging::Object& object : staging.objects) paths.insert(object.path);
+  std::vector<std::string> notes;
+  FarMarker marker(
+      target, [] { return std::vector<std::string>(); }, std::chrono::seconds(0), notes);
+  marker.take_over(staging.marker, staging.since);
+  std::vector<FarUpload> uploads = store.uploads(front);
+  std::erase_if(uploads, [&](const FarUpload& upload) {
+    return !paths.contains(upload.path) || !marker.is_since(upload);
+  });
+  marker.leave_out_others(uploads);
+  for (const FarUpload& upload : uploads) store.abort_upload(upload.path, upload.id);
+  marker.remove();
 }
 
 }  // namespace dsckpt

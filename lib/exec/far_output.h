@@ -17,6 +17,14 @@
 // objects, even those that the store made without a reply. A replaced object cannot be restored,
 // and the message says so. Objects that another live run may have begun stay.
 //
+// With FarOptions::folder, other processes send parts too (step_files.h): prepare() begins all
+// uploads, and place() has them. take() has what others have sent, and what they have left in the
+// folder: (3) begins with that. With FarOptions::job the folder is the user's, and a stop of any
+// process costs only what it was sending. A commit that fails or is killed leaves everything to the
+// next one; remove_far() is for the user who wants none. An output whose upload is gone by then is
+// sent anew. A commit completes the parts that it knows by their ETags, or the store
+// refuses it: so a process that wakes up late changes nothing.
+//
 // A commit is not atomic, unlike a folder's: a listing during the commit shows some of the objects.
 #pragma once
 
@@ -24,7 +32,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -36,12 +44,16 @@
 
 #include "dsckpt/error.h"
 #include "exec/far_marker.h"
+#include "exec/far_parts.h"
 #include "exec/output.h"
+#include "exec/staging_owner.h"
 #include "io/far_store.h"
-#include "io/mapped_bytes.h"
+#include "io/folder.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
+
+struct JobIdentity;
 
 struct FarOptions {
   bool force = false;         // replace objects that are there
@@ -51,6 +63,13 @@ struct FarOptions {
   uint64_t part_bytes = 0;
   uint64_t held_bytes = 64 << 20;   // of small outputs that are kept in memory, all together
   std::chrono::seconds beat{3600};  // after which the marker says again that the run lives
+  std::filesystem::path here = {};  // the local folder of the outputs' stand-ins
+  // A folder that other processes see: with `job`, one for a staging folder, which the user has
+  // chosen; else one of this run. Empty: there are no others.
+  std::filesystem::path folder = {};
+  const JobIdentity* job = nullptr;  // StageOptions::job
+  // The outputs as the run that is gone on with has begun them; nothing: there is no such run.
+  std::optional<FarStaging> begun = {};
 };
 
 // The smallest part that S3 allows: each thread has one in memory.
@@ -77,9 +96,23 @@ class FarOutput : public Output {
   std::string check() override;
   Cost cost() const;
 
-  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
-  bool wants_digests_early() const override { return true; }
-  void finish(OutputId out) override;
+  const Folder* folder() const override { return folder_ ? &*folder_ : nullptr; }
+  StagingPlace place() const override;
+  const std::vector<std::filesystem::path>& made_folders() const override { return made_folders_; }
+  bool goes_on() const override { return options_.begun.has_value(); }
+  bool is_written() const override { return is_written_; }
+  bool keeps_what_is_written() const override { return false; }
+  void take(const SentWork& work) override { parts_.take(work); }
+  void sync() override {}  // what is sent is in the store
+  ReadBack read_back() const override;
+  void leave_run_before() override { leaves_run_before_ = true; }
+  void hand_over() override;
+
+  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
+    parts_.write_at(out, offset, bytes);
+  }
+  bool wants_digests_early() const override { return parts_.wants_digests_early(); }
+  void finish(OutputId out) override { parts_.finish(out); }
 
   // The pointer's file is in the same bucket as the target.
   void commit(const Pointer& pointer, const CommitHelp& help) override;
@@ -87,29 +120,29 @@ class FarOutput : public Output {
   const std::vector<std::string>& notes() const override { return notes_; }
 
   // The name in messages: "s3://bucket/folder/file".
-  std::string shown(OutputId out) const;
+  std::string shown(OutputId out) const { return parts_.shown(out); }
 
  private:
-  struct Part {
-    MappedBytes bytes = {};
-    uint64_t filled = 0;
-  };
-  struct File {
-    std::mutex mutex;
-    std::string upload = {};                 // "": not begun
-    std::vector<std::string> etags = {};     // of the parts that were sent
-    std::map<uint64_t, uint32_t> crcs = {};  // of these, and of those of the upload before
-    std::map<uint64_t, Part> parts = {};     // that are not complete; of one that is held, all
-    bool is_held = false;
+  struct Object {
     bool is_in_doubt = false;  // nobody knows what came of publishing it
     bool is_published = false;
     std::string etag = {};  // then
-    uint64_t size = 0;      // as it was sent
+    uint64_t size = 0;
+    bool is_lost = false;  // its upload is gone
   };
 
   std::string path_of(const std::string& file) const;
-  std::string own_path(OutputId out) const;
+  const std::string& own_path(OutputId out) const { return parts_.path(out); }
   std::vector<std::string> own_paths() const;
+  std::vector<FarStaging::Object> objects_of_plan() const;
+  bool is_kept() const { return options_.job != nullptr; }
+
+  void make_folder();
+  void take_up();
+  FarStaging staging() const;
+  void find_published();
+  void find_lost();
+  void remove_folder();
   std::string shown_as(const std::string& path) const;
   std::optional<std::string> before(const std::string& path) const;
   std::vector<std::string> other_forms(OutputId out) const;
@@ -120,12 +153,7 @@ class FarOutput : public Output {
   template <typename Wanted, typename Work>
   void for_each_output(Wanted&& is_wanted, Work&& work);
 
-  // True if its size differs from the plan's.
-  bool is_packed(OutputId out) const;
-  uint64_t part_size(OutputId out, uint64_t number) const;
-  void send(OutputId out, uint64_t number, std::span<const std::byte> bytes);
-  std::string upload_of(OutputId out);
-
+  void publish_everything(const Pointer& pointer, const CommitHelp& help);
   void publish_all(OutputId last, const CommitHelp& help);
   void publish(OutputId out, const CommitHelp& help);
   FarPublished try_to_publish(OutputId out);
@@ -139,17 +167,29 @@ class FarOutput : public Output {
   const CopyPlan& plan_;
   const FarPlace target_;
   const FarOptions options_;
-  std::deque<File> files_;                          // deque: they cannot move
+  FarParts parts_;
+  std::vector<Object> objects_;
   std::map<std::string, FarObject> existing_ = {};  // below the target, since prepare()
   // The objects that commit() removed; some may still be in `existing_`.
   std::set<std::string> gone_ = {};
 
   std::mutex rewriting_;
 
-  std::mutex mutex_;                     // of what follows
-  std::set<std::string> doubtful_ = {};  // paths that may have uploads that nobody knows of
+  std::mutex mutex_;  // of what follows
   std::vector<std::string> notes_ = {};
   FarMarker marker_;
+
+  std::optional<Folder> place_ = {};        // that a kept folder is in
+  std::optional<Folder> folder_ = {};       // that others see
+  std::string files_in_ = {};               // in it
+  std::optional<StagingOwner> owner_ = {};  // of a kept one
+  std::vector<std::filesystem::path> made_folders_ = {};
+  bool is_written_ = false;
+  bool leaves_run_before_ = false;
 };
+
+// Removes all that a plan has in the store: uploads, objects that its commits have made, and the
+// marker. Throws as FarStore.
+void remove_far(const FarPlace& target, const FarStaging& staging);
 
 }  // namespace dsckpt

@@ -17,14 +17,14 @@ namespace {
 constexpr uint64_t kBufferedUnit = 256 << 10;
 constexpr uint64_t kLargestDirectUnit = 2 << 20;
 constexpr uint64_t kSmallestDirectUnit = 512 << 10;
-// Of all workers' units together.
+// The memory for the units of all workers together.
 constexpr uint64_t kDirectMemory = 16 << 20;
 // Reads or writes of a conversion that wait for the disk at once; more make it no faster.
 constexpr unsigned kInFlight = 8;
 // Whole frames of packed files, two of them, so that threads seldom need the same one.
 constexpr uint64_t kUnitOfFrames = 2 << 20;
 // A request to a server takes its time however short it is, and Lustre's and GPFS's move 4 MiB at
-// once. Of all workers' units together kNetworkMemory, as long as they stay long.
+// once. The units of all workers together take kNetworkMemory, as long as they stay long.
 constexpr uint64_t kLongestNetworkUnit = 8 << 20;
 constexpr uint64_t kNetworkMemory = 256 << 20;
 // Pages, locks and stripes of such file systems are a client's at a time: two ranks that write
@@ -121,7 +121,7 @@ IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs,
   }
   IoChoice io = choose_local_io(direct, packs || is_compressed, threads);
   const bool writes_far = systems.output != FileSystemKind::local;
-  // Of objects that are not compressed all is read ahead (AnnouncedReads).
+  // Objects that are not compressed are read ahead (AnnouncedReads).
   const bool reads_far = systems.input != FileSystemKind::local &&
                          (systems.input != FileSystemKind::objects || is_compressed);
   if (writes_far || reads_far) {

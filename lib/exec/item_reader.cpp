@@ -16,15 +16,15 @@ double* doubles(std::span<std::byte> bytes) {
   return reinterpret_cast<double*>(bytes.data());
 }
 
-// What DoRA multiplies a row by, of which `sums` are the squares.
+// Returns DoRA's factor of a row, whose squares are in `sums`.
 double factor_of(float magnitude, const std::array<double, 4>& sums) {
   return static_cast<double>(magnitude) / std::sqrt((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 }  // namespace
 
-// Where the bytes of a column go: rows of `pitch` bytes laid end to end, of which the column
-// begins `before` bytes into each, are in `bytes` from byte `first` on.
+// The place for the bytes of a column. Rows of `pitch` bytes, laid end to end, are in `bytes` from
+// byte `first` on. The column begins `before` bytes into each row.
 struct ItemReader::Target {
   std::span<std::byte> bytes;
   uint64_t pitch;
@@ -58,7 +58,7 @@ uint64_t ItemReader::read(size_t index, uint64_t skip, std::span<std::byte> targ
   const uint64_t out_size = size_of(item.to);
   const uint64_t begin = skip / out_size * in_size;
   const uint64_t total = target.size() / out_size * in_size;
-  // What is only moved needs no cache, and compressed input is read in whole frames then.
+  // Bytes that are only moved need no cache, and compressed input is then read in whole frames.
   const bool only_moves = item.op == Op::copy && item.rows == 1 && !checked && crc == nullptr;
   const uint64_t step = converts || combines ? piece_bytes_ / 2
                         : only_moves         ? std::max(total, piece_bytes_)
@@ -129,8 +129,8 @@ void ItemReader::compare(const CopyItem& item, uint64_t from, std::span<std::byt
 }
 
 // The weighted mean of elements [from, from + target.size()), counted in bytes of float64, of the
-// item's terms. Reports what belongs to a record. Uses the first half of the chunk buffer: a
-// quarter for what a term is, a quarter for what is added to it or compared with it.
+// item's terms. Reports the bytes that belong to a record. Uses the first half of the chunk buffer:
+// a quarter for a term, and one for elements that are added to it or compared.
 void ItemReader::average_weighted(const CopyItem& item, uint64_t from,
                                   std::span<std::byte> target) {
   const size_t count = target.size() / sizeof(double);
@@ -166,9 +166,9 @@ void ItemReader::average_weighted(const CopyItem& item, uint64_t from,
 
 namespace {
 
-// Elements of an update that are computed at once: as many rows as fit in the second-level cache,
-// so that each row of the right factor is used for all of them.
-constexpr uint64_t kTileElements = 32 << 10;
+// Elements of an update that are computed at once: as many rows as fit in the second-level cache.
+// So each row of the right factor is used for all of them.
+constexpr uint64_t kTileElements = 64 << 10;
 
 }  // namespace
 
@@ -209,8 +209,10 @@ uint64_t ItemReader::update(const CopyItem& item, uint64_t skip, std::span<std::
     }
     tile.columns = std::min({tile.rows > 1 ? update.columns : kTileElements,
                              update.columns - tile.column, count - done});
-    const std::span<double> values = merge_tile(update, *factors, tile);
-    if (!update.magnitude.empty()) {
+    if (update.magnitude.empty()) {
+      merge_rounded(tile_of(update, *factors, tile), item.to, target.data() + done * out_size);
+    } else {
+      const std::span<double> values = merge_tile(update, *factors, tile);
       for (uint64_t i = 0; i < tile.rows; ++i) {
         const std::span<double> row = values.subspan(i * tile.columns, tile.columns);
         if (update.norms_of_columns) {
@@ -229,40 +231,43 @@ uint64_t ItemReader::update(const CopyItem& item, uint64_t skip, std::span<std::
         }
         multiply(row.data(), factor, row.size());
       }
+      round_float64(values.data(), item.to, target.data() + done * out_size, values.size());
     }
-    round_float64(values.data(), item.to, target.data() + done * out_size, values.size());
-    done += values.size();
+    done += tile.elements();
   }
   if (crc != nullptr) *crc = crc32(0, target);
   return bytes_read + count * plan_.bytes_read_an_element(item);
+}
+
+// The tile's base is read into a buffer of the reader's.
+MergedTile ItemReader::tile_of(const PlannedUpdate& update, const Factors& factors,
+                               const Tile& tile) {
+  const uint64_t count = tile.elements();
+  if (base_.size() < count) base_.resize(std::max(count, kTileElements));
+  const std::span<float> base = std::span(base_).first(count);
+  read_float32(update.base, tile.row * update.columns + tile.column, base);
+  const uint64_t batch = tile.row / update.rows;
+  return {.base = base.data(),
+          .scale = update.scale,
+          .left = factors.left.data() + tile.row * update.rank,
+          .right = factors.right.data() + batch * update.rank * update.columns + tile.column,
+          .rows = tile.rows,
+          .rank = update.rank,
+          .columns = tile.columns,
+          .pitch = update.columns,
+          .right_norm = factors.right_norms[batch]};
 }
 
 // Base and product added, before they are divided by norms. In a buffer of the reader's.
 std::span<double> ItemReader::merge_tile(const PlannedUpdate& update, const Factors& factors,
                                          const Tile& tile) {
   const uint64_t count = tile.elements();
-  if (merged_.size() < count) {
-    base_.resize(std::max(count, kTileElements));
-    merged_.resize(base_.size());
-  }
-  const std::span<float> base = std::span(base_).first(count);
-  const std::span<double> merged = std::span(merged_).first(count);
-  read_float32(update.base, tile.row * update.columns + tile.column, base);
-  const uint64_t batch = tile.row / update.rows;
-  const float* right = factors.right.data() + batch * update.rank * update.columns + tile.column;
-  dsckpt::merge_tile({.base = base.data(),
-                      .scale = update.scale,
-                      .left = factors.left.data() + tile.row * update.rank,
-                      .right = right,
-                      .rows = tile.rows,
-                      .rank = update.rank,
-                      .columns = tile.columns,
-                      .pitch = update.columns},
-                     merged.data());
-  return merged;
+  if (merged_.size() < count) merged_.resize(std::max(count, kTileElements));
+  dsckpt::merge_tile(tile_of(update, factors, tile), merged_.data());
+  return std::span(merged_).first(count);
 }
 
-// What a row is multiplied by, of which the unit has a part only.
+// Returns the factor of a row, of which the unit has only a part.
 double ItemReader::row_factor(const PlannedUpdate& update, const Factors& factors, uint64_t row) {
   if (row_update_ == &update && row_ == row) return row_factor_;
   std::array<double, 4> sums{};
@@ -339,6 +344,10 @@ Factors ItemReader::load_factors(const PlannedUpdate& update) {
     factors.left = read_factor(update.left, update.batches, update.rows, update.rank);
   }
   factors.right = read_factor(update.right, update.batches, update.rank, update.columns);
+  for (uint64_t batch = 0; batch < update.batches; ++batch) {
+    const float* right = factors.right.data() + batch * update.rank * update.columns;
+    factors.right_norms.push_back(largest_column_norm(right, update.rank, update.columns));
+  }
   if (update.magnitude.empty()) return factors;
   factors.magnitude.resize(update.norms_of_columns ? update.columns : update.rows);
   read_float32(update.magnitude, 0, factors.magnitude);
@@ -403,7 +412,7 @@ void ItemReader::weave(const CopyItem& item, uint64_t from, std::span<std::byte>
   for (uint32_t i = 0; i < item.operand_count; ++i) {
     const size_t index = item.operand_begin + i;
     const Rows& column = plan_.operands()[index];
-    // How much of the column lies in front of a byte of the rows laid end to end.
+    // The bytes of the column before a byte of the rows laid end to end.
     const auto in_column = [&](uint64_t at) {
       const uint64_t in_row = at % item.source.row_bytes;
       return at / item.source.row_bytes * column.row_bytes +

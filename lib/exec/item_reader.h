@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/merged_tile.h"
 #include "exec/factor_cache.h"
 #include "exec/record_checks.h"
 #include "io/input_file.h"
@@ -62,6 +63,7 @@ class ItemReader {
   Factors load_factors(const PlannedUpdate& update);
   std::vector<double> column_factors(const PlannedUpdate& update, const Factors& factors);
   struct Tile;
+  MergedTile tile_of(const PlannedUpdate& update, const Factors& factors, const Tile& tile);
   std::span<double> merge_tile(const PlannedUpdate& update, const Factors& factors,
                                const Tile& tile);
   double row_factor(const PlannedUpdate& update, const Factors& factors, uint64_t row);

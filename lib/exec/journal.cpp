@@ -38,7 +38,7 @@ IoError damaged(const Folder& folder, const char* name) {
 
 struct NotAsWritten {};
 
-// What only this program writes has the members and types that it gives them, or is damaged.
+// Files that only this program writes have its members and types, or are damaged.
 template <typename Read>
 auto read_as_written(const Folder& folder, const char* name, Read&& read) {
   try {

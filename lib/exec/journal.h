@@ -19,6 +19,7 @@
 
 #include "exec/executor.h"
 #include "exec/output_sums.h"
+#include "exec/staging_sink.h"
 #include "io/folder.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
@@ -48,6 +49,8 @@ bool has_job(const Folder& folder);
 std::string difference_from_saved(const Folder& folder, const JobIdentity& job);
 // The file of step_files.h.
 inline constexpr const char* kPlanFile = "plan";
+// The file that a plan for an object store leaves in its place when it is committed.
+inline constexpr const char* kCommittedFile = "committed";
 // Removes the staging folder `folder` from `place`, `job` last: until then a resumed run learns
 // that nothing is left to do. Returns 0, or errno.
 int remove_staging_folder(const Folder& place, const Folder& folder);
@@ -57,6 +60,8 @@ struct Reached {
   RunState run = {};
   OutputSums::State sums = {};
   uint64_t bytes_stored = 0;  // of packed outputs
+  // By other processes, for an object store. Only their results have it (step_files.h).
+  std::vector<SentWork> sent = {};
 };
 // Throws IoError.
 void save_reached(const Folder& folder, const Reached& reached);

@@ -2,72 +2,21 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <map>
 #include <set>
 #include <system_error>
 #include <tuple>
 #include <utility>
 
+#include "base/host.h"
 #include "base/varint.h"
 #include "dsckpt/error.h"
-#include "exec/rank_words.h"
 #include "io/far_files.h"
 #include "io/folder.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
-
-constexpr std::chrono::milliseconds kWaitForAnswers{100};
-
-GroupIdentity identity_of(const Group& group) {
-  return {group.size(), group.secret().program};
-}
-
-// What comes back for `said` from each rank but 0, by rank.
-std::map<int, std::string> answers_of_all(Group& group, Word said, const std::string& bytes,
-                                          Word expected, const Progress& progress) {
-  group.send_to_all(static_cast<uint32_t>(said), bytes);
-  std::map<int, std::string> answers;
-  while (answers.size() + 1 < static_cast<size_t>(group.size())) {
-    if (progress.cancelled) throw InterruptedError();
-    const std::optional<Message> message = group.receive(kWaitForAnswers);
-    if (!message) continue;
-    if (static_cast<Word>(message->kind) == Word::failed) {
-      throw_failure(message->bytes, group.member(message->from).name());
-    }
-    if (static_cast<Word>(message->kind) != expected) {
-      throw CorruptError({}, group.member(message->from).name() + " said what nobody expects");
-    }
-    answers.emplace(message->from, message->bytes);
-  }
-  return answers;
-}
-
-void write_place(VarintWriter& writer, const FileServerPlace& place) {
-  writer.number(static_cast<uint64_t>(place.member.rank));
-  writer.text(place.member.host);
-  writer.number(place.port);
-  writer.number(place.addresses.size());
-  for (const std::string& address : place.addresses) writer.text(address);
-}
-
-FileServerPlace read_place(VarintReader& reader) {
-  FileServerPlace place;
-  place.member.rank = static_cast<int>(reader.number());
-  place.member.host = reader.text();
-  place.port = static_cast<uint16_t>(reader.number());
-  place.addresses.resize(reader.count());
-  for (std::string& address : place.addresses) address = reader.text();
-  return place;
-}
-
-std::string place_text(const FileServer& server, const Member& member) {
-  VarintWriter writer;
-  write_place(writer, {member, own_addresses(), server.port()});
-  return writer.take();
-}
 
 // Which inodes they have depends on the file system's client.
 bool are_the_same(const std::vector<ListedFile>& a, const std::vector<ListedFile>& b) {
@@ -88,13 +37,12 @@ void RankReader::read_at(const fs::path& path, uint64_t size, int64_t modified, 
   client_->read(rank_, path, size, modified, offset, out);
 }
 
-NodeFiles::NodeFiles(Group& group, const std::vector<fs::path>& folders, Progress& progress)
-    : group_(group), progress_(progress) {
+NodeFiles::NodeFiles(Meeting& ranks, const std::vector<fs::path>& folders, Progress& progress)
+    : ranks_(ranks), progress_(progress) {
   VarintWriter question;
   question.number(folders.size());
   for (const fs::path& folder : folders) question.text(fs::absolute(folder).native());
-  const std::map<int, std::string> answers =
-      answers_of_all(group, Word::look, question.take(), Word::seen, progress);
+  const std::map<int, std::string> answers = ranks.ask(Word::look, question.take(), progress);
   // Several ranks of a node see one folder.
   using Seen = std::tuple<std::string, size_t, uint64_t, int64_t>;
   std::set<Seen> known;
@@ -107,7 +55,7 @@ NodeFiles::NodeFiles(Group& group, const std::vector<fs::path>& folders, Progres
       const FileLook look = read_look(reader);
       const bool same = look.inode == own[i].inode && look.modified == own[i].modified;
       if (!look.is_there || !look.is_folder || (same && own[i].is_there)) continue;
-      if (known.emplace(group.member(rank).host, i, look.inode, look.modified).second) {
+      if (known.emplace(ranks.member(rank).host, i, look.inode, look.modified).second) {
         others.emplace_back(rank, i);
       }
     }
@@ -118,7 +66,7 @@ NodeFiles::NodeFiles(Group& group, const std::vector<fs::path>& folders, Progres
   for (const auto& [rank, i] : others) {
     const fs::path folder = fs::absolute(folders[i]);
     if (own[i].is_folder && !here.contains(i)) here.emplace(i, list_below(folder));
-    const std::vector<ListedFile> there = group.files()->list(rank, folder);
+    const std::vector<ListedFile> there = ranks.files()->list(rank, folder);
     if (own[i].is_folder && are_the_same(there, here[i])) continue;
     stand_in(rank, folder, there);
   }
@@ -126,27 +74,20 @@ NodeFiles::NodeFiles(Group& group, const std::vector<fs::path>& folders, Progres
 
 NodeFiles::~NodeFiles() {
   for (const fs::path& mounted : mounted_) unmount_far(mounted);
-  group_.set_files(nullptr);
+  ranks_.set_files(nullptr, "");
   std::error_code ignored;
   if (!folder_.empty()) fs::remove_all(folder_, ignored);
 }
 
 void NodeFiles::open_service() {
-  server_ =
-      std::make_unique<FileServer>(group_.secret().token, identity_of(group_), group_.member(0));
-  std::vector<FileServerPlace> places{{group_.member(0), own_addresses(), server_->port()}};
-  for (const auto& [rank, bytes] :
-       answers_of_all(group_, Word::serve, {}, Word::serving, progress_)) {
-    VarintReader reader(bytes);
-    places.push_back(read_place(reader));
+  const Token token = new_token();
+  const std::string token_text(as_text(token));
+  server_ = std::make_unique<FileServer>(token, 0);
+  std::string servers = token_text + place_text(*server_, 0);
+  for (const auto& [rank, place] : ranks_.ask(Word::serve, token_text, progress_)) {
+    servers += place;
   }
-  VarintWriter writer;
-  writer.number(places.size());
-  for (const FileServerPlace& place : places) write_place(writer, place);
-  group_.send_to_all(static_cast<uint32_t>(Word::servers), writer.take());
-  group_.set_files(std::make_shared<FileClient>(group_.secret().token, identity_of(group_),
-                                                group_.member(0), std::move(places),
-                                                group_.silence()));
+  ranks_.set_files(FileClient::of(servers, ranks_.silence()), servers);
 }
 
 void NodeFiles::stand_in(int rank, const fs::path& folder, const std::vector<ListedFile>& files) {
@@ -155,8 +96,8 @@ void NodeFiles::stand_in(int rank, const fs::path& folder, const std::vector<Lis
   }
   const fs::path machine = folder_ / std::to_string(rank);
   if (std::find(mounted_.begin(), mounted_.end(), machine) == mounted_.end()) {
-    mount_far(machine, rank, group_.member(rank).host + ":",
-              std::make_shared<RankReader>(group_.files(), rank));
+    mount_far(machine, rank, ranks_.member(rank).host + ":",
+              std::make_shared<RankReader>(ranks_.files(), rank));
     mounted_.push_back(machine);
   }
   const fs::path root = machine / folder.relative_path();
@@ -174,41 +115,24 @@ void NodeFiles::stand_in(int rank, const fs::path& folder, const std::vector<Lis
   roots_.push_back(root);
 }
 
-bool NodeFilesThere::answer(const Message& message) {
-  const auto say = [&](Word word, std::string bytes) {
-    group_.send(0, static_cast<uint32_t>(word), std::move(bytes));
-  };
-  const Member& self = group_.member(group_.rank());
-  VarintReader reader(message.bytes);
-  switch (static_cast<Word>(message.kind)) {
-    case Word::look: {
-      VarintWriter writer;
-      for (size_t left = reader.count(); left > 0; --left) {
-        write_look(writer, look_at(reader.text()));
-      }
-      say(Word::seen, writer.take());
-      return true;
-    }
-    case Word::serve:
-      try {
-        if (!server_) {
-          server_ = std::make_unique<FileServer>(group_.secret().token, identity_of(group_), self);
-        }
-        say(Word::serving, place_text(*server_, self));
-      } catch (const Error& error) {
-        say(Word::failed, encode_failure(error));
-      }
-      return true;
-    case Word::servers: {
-      std::vector<FileServerPlace> places;
-      for (size_t left = reader.count(); left > 0; --left) places.push_back(read_place(reader));
-      group_.set_files(std::make_shared<FileClient>(group_.secret().token, identity_of(group_),
-                                                    self, std::move(places), group_.silence()));
-      return true;
-    }
-    default:
-      return false;
-  }
+std::string looks_of(const std::string& folders) {
+  VarintReader reader(folders);
+  VarintWriter writer;
+  for (size_t left = reader.count(); left > 0; --left) write_look(writer, look_at(reader.text()));
+  return writer.take();
+}
+
+Token token_in(const std::string& text) {
+  Token token;
+  const ByteSpan bytes = as_byte_span(text).first(token.size());
+  std::copy(bytes.begin(), bytes.end(), token.begin());
+  return token;
+}
+
+std::string place_text(const FileServer& server, int rank) {
+  VarintWriter writer;
+  write_place(writer, {{rank, host_name()}, own_addresses(), server.port()});
+  return writer.take();
 }
 
 }  // namespace dsckpt

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "dsckpt/run.h"
-#include "group/file_service.h"
-#include "group/group.h"
+#include "exec/meeting.h"
 #include "io/far_files.h"
+#include "nodes/file_service.h"
 
 namespace dsckpt {
 
@@ -36,8 +36,8 @@ class RankReader : public FarReader {
 class NodeFiles {
  public:
   // Asks all ranks for their files in `folders`. Does nothing more if these are the files that rank
-  // 0 sees. Throws IoError, InterruptedError.
-  NodeFiles(Group& group, const std::vector<std::filesystem::path>& folders, Progress& progress);
+  // 0 sees. Throws as Meeting::ask().
+  NodeFiles(Meeting& ranks, const std::vector<std::filesystem::path>& folders, Progress& progress);
   ~NodeFiles();
   NodeFiles(const NodeFiles&) = delete;
   NodeFiles& operator=(const NodeFiles&) = delete;
@@ -50,7 +50,7 @@ class NodeFiles {
   void stand_in(int rank, const std::filesystem::path& folder,
                 const std::vector<ListedFile>& files);
 
-  Group& group_;
+  Meeting& ranks_;
   Progress& progress_;
   std::unique_ptr<FileServer> server_;
   std::filesystem::path folder_;  // of all stand-ins
@@ -58,17 +58,9 @@ class NodeFiles {
   std::vector<std::filesystem::path> mounted_;
 };
 
-// The other ranks' side, which answers rank 0's NodeFiles.
-class NodeFilesThere {
- public:
-  explicit NodeFilesThere(Group& group) : group_(group) {}
-
-  // Answers a message for NodeFiles; returns false for any other.
-  bool answer(const Message& message);
-
- private:
-  Group& group_;
-  std::unique_ptr<FileServer> server_;
-};
+// The other ranks' side: the answers to Word::look and Word::serve.
+std::string looks_of(const std::string& folders);
+Token token_in(const std::string& text);
+std::string place_text(const FileServer& server, int rank);
 
 }  // namespace dsckpt

@@ -27,13 +27,15 @@ bool is_known(const Units& units, const Digest& digest, const PlanUnit& unit) {
   return units.first_of_batch(unit).begin <= digest.begin && digest.end <= unit.end;
 }
 
-void write_left_out(const Units& units, const Digest& digest, uint32_t crc, Sink& sink) {
+void write_left_out(const Units& units, const Digest& digest, uint32_t crc, Sink& sink,
+                    const OutputCut& cut) {
   const PatchBytes bytes = patch_bytes(crc);
   for (const uint64_t patch : digest.patches) {
     // It may lie across the end of a unit.
-    for (uint64_t at = patch; at < patch + kPatchBytes;) {
+    const uint64_t last = std::min(patch + kPatchBytes, cut.end);
+    for (uint64_t at = std::max(patch, cut.begin); at < last;) {
       const PlanUnit& unit = units.with(digest.out, at);
-      const uint64_t end = std::min(patch + kPatchBytes, unit.end);
+      const uint64_t end = std::min(last, unit.end);
       if (!is_known(units, digest, unit)) {
         sink.write_at(digest.out, at, std::span(bytes).subspan(at - patch, end - at));
       }

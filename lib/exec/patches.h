@@ -31,12 +31,13 @@ PatchBytes patch_bytes(uint32_t crc);
 using Patches = std::unordered_map<OutputId, std::vector<uint64_t>>;
 Patches patches_of(const CopyPlan& plan);
 
-// True if the writer of `unit`, one of `units`, knows the digest: the thread of its batch has read
-// the digest's whole range, or the range is empty.
+// True if the writer of `unit`, one of `units`, knows the digest. The thread of its batch has then
+// read the digest's whole range, or the range is empty.
 bool is_known(const Units& units, const Digest& digest, const PlanUnit& unit);
 
-// Writes `crc` to the places that the writers of units left out. `units` are those of the whole
-// plan.
-void write_left_out(const Units& units, const Digest& digest, uint32_t crc, Sink& sink);
+// Writes `crc` to the places that the writers of units left out, as far as they are in `cut`.
+// `units` are those of the whole plan, or of that part of it.
+void write_left_out(const Units& units, const Digest& digest, uint32_t crc, Sink& sink,
+                    const OutputCut& cut = {});
 
 }  // namespace dsckpt

@@ -1,58 +1,63 @@
-// PieceWork: a group's work on a list of pieces. Rank 0 does its pieces as the other ranks do.
-//
-// A task has the numbers of its pieces and the operation on them. The answer has these numbers and
-// the result of each piece.
+// PieceWork: a pass over files, as a list of pieces that are only read and do not need each other.
+// The processes of Readers do it together.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/varint.h"
-#include "exec/dispatch.h"
+#include "exec/job_inputs.h"
+#include "exec/piece_task.h"
 #include "exec/rank_inputs.h"
-#include "exec/rank_words.h"
 #include "exec/reading.h"
-#include "exec/shares.h"
+#include "exec/units.h"
 
 namespace dsckpt {
 
-class PieceWork : public SharedWork {
+class PieceWork {
  public:
-  // `reading.group` is set. Both must outlive this.
-  PieceWork(const RankJob& job, const Reading& reading);
+  // `reading.readers` is set. It must outlive this.
+  PieceWork(PieceKind kind, const Reading& reading) : kind_(kind), reading_(reading) {}
+  virtual ~PieceWork() = default;
 
-  // Adds to progress.bytes_total. Throws as dispatch().
+  // Adds to progress.bytes_total. Throws as work_with_ranks().
   void run();
 
-  std::string task(const BatchRange& batches) const final;
-  void work_here(const Take& take, const OnDone& done, Progress& progress) final;
-  Done absorb(std::string_view answer) final;
+  // For Readers:
+  struct Piece {
+    uint64_t bytes = 0;
+    std::optional<FileId> file = {};  // one that it reads, as the job numbers it
+  };
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  PieceTask task(const BatchRange& pieces);
+  // Does a PieceTask of this work in any process that has opened `inputs`.
+  virtual std::string answer(std::string_view task, RankInputs& inputs, unsigned threads,
+                             Progress& progress) = 0;
+  virtual void take(uint64_t piece, VarintReader& answer) = 0;
 
  protected:
-  // The most bytes that a rank reads at once: some seconds of a slow disk.
+  // The most bytes that a process reads at once: some seconds of a slow disk.
   static constexpr uint64_t kPieceBytes = 16 << 20;
 
-  // In the order of reading. `file` is the job's number of a file that the piece reads.
-  void add_piece(uint64_t bytes, std::optional<FileId> file = {});
-  // Writes the rest of a task, behind the numbers of its pieces.
-  virtual void write_task(VarintWriter& task, const BatchRange& pieces) const = 0;
-  // Does a task on any rank that has opened `inputs`.
-  virtual std::string answer(std::string_view task, RankInputs& inputs, Progress& progress) = 0;
-  // Reads the rest of an answer, behind the numbers.
-  virtual void take(const BatchRange& pieces, VarintReader& answer) = 0;
+  // In the order of reading.
+  void add_piece(uint64_t bytes, std::optional<FileId> file = {}) {
+    pieces_.push_back({bytes, file});
+  }
+  // The job's number of a file.
+  FileId number_of(const InputFiles& files, FileId file);
+  virtual void write_question(VarintWriter& question) const = 0;
+  virtual void write_piece(VarintWriter& text, uint64_t piece) = 0;
 
  private:
-  const RankJob& job_;
+  const PieceKind kind_;
   const Reading& reading_;
-  RankInputs inputs_;
-  std::vector<Shares::Piece> pieces_;
+  std::vector<Piece> pieces_ = {};
+  std::map<std::pair<const InputFiles*, FileId>, FileId> numbers_ = {};
 };
-
-// Reads the numbers of pieces in a task or an answer.
-BatchRange read_range(VarintReader& reader);
-void write_range(VarintWriter& writer, const BatchRange& range);
 
 }  // namespace dsckpt

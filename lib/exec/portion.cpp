@@ -8,6 +8,7 @@
 
 #include "dsckpt/error.h"
 #include "exec/patches.h"
+#include "exec/staging_sinks.h"
 #include "exec/workers.h"
 
 namespace dsckpt {
@@ -36,7 +37,7 @@ std::vector<Number> read_numbers(VarintReader& reader) {
   return numbers;
 }
 
-// That all numbers in it are of something that it has.
+// Throws if a number in it is of something that it does not have.
 void check(const Portion& portion) {
   const PlanPart& part = portion.part;
   const RecordUse& use = portion.use;
@@ -57,7 +58,7 @@ void check(const Portion& portion) {
     part.plan.for_each_source(
         item, [&](const Rows& rows, uint64_t) { right = right && rows.file < part.files.size(); });
   }
-  if (!right) throw CorruptError({}, "a portion that names what it does not have");
+  if (!right) throw CorruptError({}, "a portion that names missing members");
 }
 
 }  // namespace
@@ -120,7 +121,7 @@ void PortionCutter::add_outputs(Portion& portion, size_t first_item, size_t last
   std::vector<uint64_t> digests;
   for (auto at = begin; at != digests_.end() && of(*at) <= last; ++at) {
     const Digest& digest = plan_.digests()[*at];
-    // Of the outputs at the ends only what lies in the portion.
+    // The outputs at the ends have only the part that lies in the portion.
     const uint64_t from = digest.out == first ? portion.cut.begin : 0;
     const uint64_t to = digest.out == last ? portion.cut.end : ~uint64_t{0};
     const auto inside = [&](uint64_t place) { return from < place + kPatchBytes && place < to; };
@@ -211,6 +212,10 @@ std::string PortionResult::encode() const {
   writer.rows(sums.records, &RecordPiece::record, &RecordPiece::offset, &RecordPiece::size,
               &RecordPiece::crc);
   writer.rows(written.written, &Written::out, &Written::offset, &Written::size, &Written::crc);
+  writer.rows(sent.sent, &SentPart::out, &SentPart::number, &SentPart::size, &SentPart::crc);
+  for (const SentPart& part : sent.sent) writer.text(part.etag);
+  writer.text(sent.left_in);
+  writer.rows(sent.left, &LeftBytes::out, &LeftBytes::offset, &LeftBytes::size, &LeftBytes::crc);
   return writer.take();
 }
 
@@ -227,12 +232,19 @@ PortionResult PortionResult::decode(std::string_view bytes) {
                                                  &RecordPiece::size, &RecordPiece::crc);
   result.written.written =
       reader.rows<Written>(&Written::out, &Written::offset, &Written::size, &Written::crc);
+  result.sent.sent =
+      reader.rows<SentPart>(&SentPart::out, &SentPart::number, &SentPart::size, &SentPart::crc);
+  for (SentPart& part : result.sent.sent) part.etag = reader.text();
+  result.sent.left_in = reader.text();
+  result.sent.left = reader.rows<LeftBytes>(&LeftBytes::out, &LeftBytes::offset, &LeftBytes::size,
+                                            &LeftBytes::crc);
   return result;
 }
 
-PortionRun::PortionRun(Portion portion, InputFiles inputs,
-                       const std::function<std::unique_ptr<Sink>(const PlanPart&)>& make_sink,
-                       RateLimit& limit, Progress& progress, const PortionOptions& options)
+PortionRun::PortionRun(
+    Portion portion, InputFiles inputs,
+    const std::function<std::unique_ptr<StagingSink>(const PlanPart&)>& make_sink, RateLimit& limit,
+    Progress& progress, const PortionOptions& options)
     : portion_(std::move(portion)),
       inputs_(std::move(inputs)),
       sink_(make_sink(portion_.part)),
@@ -263,11 +275,14 @@ PortionResult PortionRun::result() {
   PortionResult result{.batches = portion_.batches, .sums = run_->sums()};
   if (sums_) result.written = sums_->state();
   if (packed_) result.bytes_stored = packed_->bytes_stored();
+  result.sent = sink_->end();
 
   const PlanPart& part = portion_.part;
   for (DigestPiece& piece : result.sums.digests) piece.digest = part.digests[piece.digest];
   for (RecordPiece& piece : result.sums.records) piece.record = portion_.records[piece.record];
   for (auto& piece : result.written.written) piece.out = part.outputs[piece.out];
+  for (SentPart& sent : result.sent.sent) sent.out = part.outputs[sent.out];
+  for (LeftBytes& left : result.sent.left) left.out = part.outputs[left.out];
   return result;
 }
 
@@ -310,7 +325,7 @@ class PortionFlow {
     }
   }
 
-  // What there is to work on; nullptr if there is nothing any more.
+  // Returns the portion to work on; nullptr if there is none any more.
   std::shared_ptr<Active> enter() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return stopped_ || is_over_ || current_ || !is_next_wanted_; });
@@ -332,7 +347,7 @@ class PortionFlow {
     return current_;
   }
 
-  // Whether that was the last one.
+  // Returns whether that was the last one.
   bool leave(const std::shared_ptr<Active>& active) {
     const std::lock_guard lock(mutex_);
     if (current_ == active) current_.reset();
@@ -375,9 +390,8 @@ void run_staged_portions(const StagingPlace& place, const PortionOptions& option
                          const std::function<void(PortionResult)>& done,
                          const OnPortionFailed& failed) {
   RateLimit limit(options.limit_rate, progress.cancelled);
-  const auto make_sink = [&](const PlanPart& part) {
-    return std::make_unique<StagedFiles>(part.plan, place);
-  };
+  const std::unique_ptr<StagingSinks> sinks = sinks_at(place);
+  const auto make_sink = [&](const PlanPart& part) { return sinks->of(part); };
   const auto next_run = [&]() -> std::unique_ptr<PortionRun> {
     std::optional<PortionTask> task = next();
     if (!task) return nullptr;

@@ -1,4 +1,4 @@
-// Portion: consecutive batches of a plan, as work for any rank of a group.
+// Portion: consecutive batches of a plan, as work for any rank or worker.
 //
 // A portion is complete: it has the source of every byte. A rank needs nothing else of the plan for
 // it, and no file's metadata. A portion is cut between batches (units.h), so the outputs at its
@@ -14,10 +14,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/rate_limit.h"
 #include "exec/executor.h"
 #include "exec/output_sums.h"
 #include "exec/packed_output.h"
-#include "exec/rate_limit.h"
 #include "exec/record_checks.h"
 #include "exec/staged_files.h"
 #include "exec/units.h"
@@ -45,6 +45,7 @@ struct PortionResult {
   PartSums sums = {};
   OutputSums::State written = {};  // where what was written is read back, or kept for another run
   uint64_t bytes_stored = 0;       // of packed outputs
+  SentWork sent = {};
 
   std::string encode() const;
   static PortionResult decode(std::string_view bytes);
@@ -85,7 +86,7 @@ class PortionRun {
   // `inputs` are the portion's, in the order of `part.files`. `make_sink` makes the sink of the
   // part's outputs, which may borrow the part. `limit` and `progress` must outlive this.
   PortionRun(Portion portion, InputFiles inputs,
-             const std::function<std::unique_ptr<Sink>(const PlanPart&)>& make_sink,
+             const std::function<std::unique_ptr<StagingSink>(const PlanPart&)>& make_sink,
              RateLimit& limit, Progress& progress, const PortionOptions& options);
 
   const BatchRange& batches() const { return portion_.batches; }
@@ -98,7 +99,7 @@ class PortionRun {
  private:
   Portion portion_;
   const InputFiles inputs_;
-  const std::unique_ptr<Sink> sink_;
+  const std::unique_ptr<StagingSink> sink_;
   std::optional<OutputSums> sums_;
   std::optional<PackedOutput> packed_;
   RecordChecks checks_;
@@ -107,7 +108,7 @@ class PortionRun {
 
 // Runs portions on `threads` (0: default_threads()), all threads on the same one. Threads without
 // work begin the next portion while others finish the last, so the disk is never idle. `next` may
-// wait, and returns nullptr when none are left; `done` is called for each portion. Any thread calls
+// wait. It returns nullptr when none are left. `done` is called for each portion. Any thread calls
 // them, `next` one at a time. Throws the errors of both and of work(). Errors of work() are first
 // passed to `failed`, if it is not empty.
 using OnPortionFailed = std::function<void(const BatchRange&, const std::exception&)>;

@@ -2,9 +2,7 @@
 
 #include <filesystem>
 #include <memory>
-#include <string>
 
-#include "base/text.h"
 #include "dsckpt/error.h"
 #include "exec/node_files.h"
 #include "io/content_name.h"
@@ -22,18 +20,18 @@ void RankInputs::check_unchanged() const {
   for (FileId file = 0; file < files_.size(); ++file) files_[file].check_unchanged();
 }
 
-// Of a file that another rank has.
+// Adds a file, which perhaps only another rank has.
 FileId RankInputs::add(const RankJob::Input& input) {
-  if (input.owner < 0 || group_ == nullptr) return files_.add_again(input.path, input.display);
+  if (input.owner < 0 || rank_ == nullptr) return files_.add_again(input.path, input.display);
   const fs::path there = input.path_there;
   const FileLook here = look_at(there);
   const bool is_here =
       here.is_there && here.size == input.stored_size && here.modified == input.modified;
-  if (input.owner == group_->rank() || is_here) {
+  if (input.owner == rank_->number || is_here) {
     return files_.add_again(content_path(there), input.display);
   }
   return files_.add_far(content_path(there), input.display,
-                        {.reader = std::make_shared<RankReader>(group_->files(), input.owner),
+                        {.reader = std::make_shared<RankReader>(rank_->files, input.owner),
                          .machine = input.owner,
                          .path = there,
                          .size = input.stored_size,
@@ -45,18 +43,7 @@ FileId RankInputs::open(FileId input) {
   const RankJob::Input& wanted = job_.inputs.at(input);
   const FileId id = add(wanted);
   const InputFile& file = files_[id];
-  if (file.stored_size() != wanted.stored_size || file.modified() != wanted.modified) {
-    throw IoError({.file = wanted.display},
-                  std::string("is another file here than ") +
-                      (group_ != nullptr ? "on rank 0" : "when it was planned") + ": " +
-                      counted(file.stored_size(), "byte") + " instead of " +
-                      std::to_string(wanted.stored_size) +
-                      (file.stored_size() == wanted.stored_size ? ", written at another time" : ""),
-                  0)
-        .with_hint(group_ != nullptr
-                       ? "all ranks must see the same files"
-                       : "all steps must see the same files; or abandon it, and plan anew");
-  }
+  if (!wanted.is_same(file)) throw other_input(wanted, file, rank_ != nullptr);
   file.read_exactly();
   ids_.emplace(input, id);
   return id;

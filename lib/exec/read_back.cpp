@@ -11,11 +11,11 @@
 #include <utility>
 
 #include "base/kernels.h"
+#include "base/rate_limit.h"
 #include "base/text.h"
 #include "base/turns.h"
 #include "dsckpt/error.h"
 #include "exec/piece_work.h"
-#include "exec/rate_limit.h"
 #include "exec/staged_files.h"
 #include "exec/workers.h"
 #include "io/far_files.h"
@@ -25,7 +25,7 @@
 namespace dsckpt {
 namespace {
 
-// What is read at once.
+// The bytes of one read.
 constexpr uint64_t kRead = 1 << 20;
 
 // A file that was written, read past the page cache if that can be. A far one is read where it is.
@@ -132,7 +132,7 @@ void read_back_stretch(const Stretch& stretch, std::byte* buffer, RateLimit& lim
       const uint64_t last = std::min(piece->end(), at + kRead);
       if (last > at + got.size()) {
         throw IoError({.file = meant.display, .offset = at + got.size()},
-                      "is shorter than what was written", 0);
+                      "is shorter than the written bytes", 0);
       }
       crc = crc32(crc, got.subspan(first - at, last - first));
       if (last < piece->end()) break;
@@ -194,17 +194,16 @@ MeantFile read_meant(VarintReader& reader) {
     piece.size = reader.number();
     piece.crc = static_cast<uint32_t>(reader.number());
   }
-  if (file.pieces.empty()) throw CorruptError({}, "a file of which nothing is to be read");
+  if (file.pieces.empty()) throw CorruptError({}, "a file without bytes to read");
   return file;
 }
 
 class ReadBackWork : public PieceWork {
  public:
-  ReadBackWork(const RankJob& job, std::span<const MeantFile> files, const Reading& reading)
-      : PieceWork(job, reading),
+  ReadBackWork(std::span<const MeantFile> files, uint64_t limit_rate, const Reading& reading)
+      : PieceWork(PieceKind::read_back, reading),
         stretches_(stretches_of(files)),
-        limit_rate_(job.options.limit_rate),
-        threads_(reading.threads) {
+        limit_rate_(rate_of_rank(limit_rate, reading.readers->size())) {
     for (const Stretch& stretch : stretches_) {
       add_piece(stretch.bytes());
       bytes_ += stretch.bytes();
@@ -214,47 +213,45 @@ class ReadBackWork : public PieceWork {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  void write_task(VarintWriter& task, const BatchRange& pieces) const override {
-    task.number(pieces.last - pieces.first);
-    for (uint64_t i = pieces.first; i < pieces.last; ++i) write_meant(task, stretches_[i]);
+  void write_question(VarintWriter& question) const override { question.number(limit_rate_); }
+
+  void write_piece(VarintWriter& text, uint64_t piece) override {
+    write_meant(text, stretches_[piece]);
   }
 
-  std::string answer(std::string_view task, RankInputs&, Progress& progress) override {
-    return read_back_for_group(task, limit_rate_, threads_, progress);
+  std::string answer(std::string_view task, RankInputs&, unsigned threads,
+                     Progress& progress) override {
+    return read_back_for_rank(task, threads, progress);
   }
 
-  void take(const BatchRange&, VarintReader&) override {}
+  void take(uint64_t, VarintReader&) override {}
 
   const std::vector<Stretch> stretches_;
   const uint64_t limit_rate_;
-  const unsigned threads_;
   uint64_t bytes_ = 0;
 };
 
 }  // namespace
 
 uint64_t read_back(std::span<const MeantFile> files, uint64_t limit_rate, const Reading& reading) {
-  if (reading.group == nullptr) {
+  if (reading.readers == nullptr) {
     for (const Stretch& each : stretches_of(files)) reading.progress.bytes_total += each.bytes();
     return read_back_here(files, limit_rate, reading.threads, reading.progress);
   }
-  const RankJob job{.tasks = Tasks::read_back,
-                    .options = {.limit_rate = rate_of_rank(limit_rate, reading.group->size())}};
-  ReadBackWork work(job, files, reading);
+  ReadBackWork work(files, limit_rate, reading);
   work.run();
   return work.bytes();
 }
 
-std::string read_back_for_group(std::string_view task, uint64_t limit_rate, unsigned threads,
-                                Progress& progress) {
-  VarintReader reader(task);
-  const BatchRange pieces = read_range(reader);
-  std::vector<MeantFile> files(reader.count());
-  for (MeantFile& file : files) file = read_meant(reader);
-  read_back_here(files, limit_rate, threads, progress);
-  VarintWriter answer;
-  write_range(answer, pieces);
-  return answer.take();
+std::string read_back_for_rank(std::string_view bytes, unsigned threads, Progress& progress) {
+  const PieceTask task = PieceTask::decode(bytes);
+  std::vector<MeantFile> files;
+  for (const std::string& piece : task.pieces) {
+    VarintReader reader(piece);
+    files.push_back(read_meant(reader));
+  }
+  read_back_here(files, VarintReader(task.question).number(), threads, progress);
+  return encode_answers(std::vector<std::string>(files.size()));
 }
 
 }  // namespace dsckpt

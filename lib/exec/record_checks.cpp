@@ -23,8 +23,8 @@ uint64_t tolerable_gap(uint64_t record_size) {
 struct Read {
   uint64_t begin;
   uint64_t end;
-  // Of the item or operand that says which record it belongs to; kNone if whoever reads it does not
-  // checksum it.
+  // The number of the item or operand that says which record it belongs to. kNone if its reader
+  // does not checksum it.
   uint32_t reader;
   bool is_operand;
   bool strided;
@@ -65,7 +65,7 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
 
   pieces_.resize(records_.size());
 
-  // Where records are, close together in memory, and the first one of each file.
+  // The places of records, close together in memory, and the first one of each file.
   std::vector<Extent> extents;
   std::vector<uint32_t> first_of;
   for (const InputRecord& record : records_) {
@@ -91,7 +91,7 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
     }
     return record;
   };
-  // Whether whoever reads the source number `k` of an item checksums it.
+  // Returns whether the reader of source number `k` of an item checksums it.
   const auto is_checksummed = [&](const CopyItem& item, size_t k) {
     switch (item.op) {
       case Op::copy:
@@ -162,7 +162,7 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
   });
   found = {};
 
-  // What the plan reads of each record, and what it leaves out.
+  // The reads of the plan in each record, and the bytes that it leaves out.
   struct Use {
     std::vector<Read>::const_iterator first;
     std::vector<Read>::const_iterator last;

@@ -16,7 +16,7 @@ void sort_unique(std::vector<Number>& numbers) {
   numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
 }
 
-// What a rank has to do with, besides its numbers.
+// The numbers of a rank, and the files that it has to do with.
 struct Forecast {
   RankForecast of_rank = {};
   std::vector<OutputId> outputs = {};
@@ -40,7 +40,7 @@ struct Forecast {
     inputs = portion.part.files;
   }
 
-  // What follows it.
+  // Adds the forecast of the portions that follow.
   void add(const Forecast& next) {
     of_rank.bytes_written += next.of_rank.bytes_written;
     of_rank.bytes_read += next.of_rank.bytes_read;
@@ -60,15 +60,15 @@ ShareForecast forecast_shares(const CopyPlan& plan, const RecordUse& use, uint64
                               const ShareOptions& options) {
   const Units units(plan, use.extra_reads, unit_bytes);
   const PortionCutter cutter(plan, units, use, unit_bytes);
-  Shares shares(units, {}, options);
+  const Shares shares(units, {}, options);
   struct Taken {
     size_t rank;
     BatchRange batches;
   };
   std::vector<Taken> taken;
   for (int rank = 0; rank < options.ranks; ++rank) {
-    while (shares.bytes_left(rank) > 0) {
-      taken.push_back({static_cast<size_t>(rank), shares.take(rank).value()});
+    for (const Shares::Piece& piece : shares.of(rank)) {
+      taken.push_back({static_cast<size_t>(rank), piece.batches});
     }
   }
 
@@ -78,7 +78,7 @@ ShareForecast forecast_shares(const CopyPlan& plan, const RecordUse& use, uint64
     const size_t which = taken.size() - 1 - i;
     const Portion portion = cutter.cut(taken[which].batches);
     of_portions[which].add(portion);
-    if (taken[which].rank > 0) of_portions[which].of_rank.plan_bytes = portion.encode().size();
+    of_portions[which].of_rank.plan_bytes = portion.encode().size();
   });
   std::vector<Forecast> forecasts(static_cast<size_t>(options.ranks));
   for (size_t i = 0; i < taken.size(); ++i) forecasts[taken[i].rank].add(of_portions[i]);
@@ -121,15 +121,12 @@ uint64_t ShareForecast::plan_bytes() const {
 }
 
 double ShareForecast::seconds(const RankForecast& rank) const {
-  if (rates.disk == 0) return 0;
-  return static_cast<double>(rank.bytes_read + rank.bytes_written) /
-         static_cast<double>(rates.disk);
+  if (disk_rate == 0) return 0;
+  return static_cast<double>(rank.bytes_read + rank.bytes_written) / static_cast<double>(disk_rate);
 }
 
 double ShareForecast::seconds() const {
-  double last = rates.network == 0
-                    ? 0
-                    : static_cast<double>(plan_bytes()) / static_cast<double>(rates.network);
+  double last = 0;
   for (const RankForecast& rank : ranks) last = std::max(last, seconds(rank));
   return last;
 }

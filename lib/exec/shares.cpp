@@ -6,7 +6,7 @@
 namespace dsckpt {
 namespace {
 
-// Whether a portion may begin with a unit.
+// Returns whether a portion may begin with a unit.
 bool may_begin(const PlanUnit& unit, const PlanUnit* before, const ShareOptions& options) {
   if (before == nullptr || unit.out == PlanUnit::kNoOutput || unit.out != before->out) return true;
   // Elements may lie across the multiple that it was to begin at.
@@ -17,8 +17,16 @@ bool may_begin(const PlanUnit& unit, const PlanUnit* before, const ShareOptions&
 
 }  // namespace
 
+uint64_t Shares::step_portion_bytes(uint64_t left, uint64_t wanted) {
+  // The number of portions, unless they would be too short for their fixed costs.
+  constexpr uint64_t kPortions = 256;
+  constexpr uint64_t kShortestPortion = uint64_t{64} << 20;
+  return std::min(wanted > 0 ? left / wanted + 1 : std::max(left / kPortions, kShortestPortion),
+                  kLongest);
+}
+
 Shares::Shares(const Units& units, std::span<const BatchRange> done, const ShareOptions& options)
-    : pieces_(static_cast<size_t>(options.ranks)), left_(static_cast<size_t>(options.ranks), 0) {
+    : pieces_(static_cast<size_t>(options.ranks)) {
   uint64_t total = units.bytes();
   for (const BatchRange& range : done) total -= units.bytes_of(range);
   Dealing dealing(total, pieces_.size(), kLongest);
@@ -53,7 +61,7 @@ Shares::Shares(const Units& units, std::span<const BatchRange> done, const Share
 }
 
 Shares::Shares(std::span<const Piece> pieces, int ranks, uint64_t longest)
-    : pieces_(static_cast<size_t>(ranks)), left_(static_cast<size_t>(ranks), 0) {
+    : pieces_(static_cast<size_t>(ranks)) {
   uint64_t total = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
   Dealing dealing(total, pieces_.size(), longest);
@@ -77,7 +85,7 @@ void Shares::add(const Piece& piece, Dealing& dealing) {
   const size_t rank = piece.owner >= 0 ? static_cast<size_t>(piece.owner)
                                        : std::min(middle / dealing.share, pieces_.size() - 1);
   dealing.dealt += piece.bytes;
-  std::deque<Piece>& of_rank = pieces_[rank];
+  std::vector<Piece>& of_rank = pieces_[rank];
   Piece* last = of_rank.empty() ? nullptr : &of_rank.back();
   if (last != nullptr && last->batches.last == piece.batches.first &&
       last->bytes < dealing.portion_at(dealing.dealt - piece.bytes - last->bytes, piece) &&
@@ -89,31 +97,6 @@ void Shares::add(const Piece& piece, Dealing& dealing) {
   } else {
     of_rank.push_back(piece);
   }
-  left_[rank] += piece.bytes;
-}
-
-std::optional<BatchRange> Shares::take(int rank) {
-  const auto own = static_cast<size_t>(rank);
-  const bool helps = pieces_[own].empty();
-  const size_t whose =
-      helps ? static_cast<size_t>(std::max_element(left_.begin(), left_.end()) - left_.begin())
-            : own;
-  std::deque<Piece>& pieces = pieces_[whose];
-  if (pieces.empty()) return std::nullopt;
-  const Piece piece = helps ? pieces.back() : pieces.front();
-  if (helps) {
-    pieces.pop_back();
-  } else {
-    pieces.pop_front();
-  }
-  left_[whose] -= piece.bytes;
-  return piece.batches;
-}
-
-size_t Shares::portions_left() const {
-  size_t sum = 0;
-  for (const std::deque<Piece>& pieces : pieces_) sum += pieces.size();
-  return sum;
 }
 
 }  // namespace dsckpt

@@ -1,15 +1,13 @@
-// Shares: distributes the batches of a run over the ranks of a group.
+// Shares: distributes the batches of a run over its ranks.
 //
-// Every rank has a contiguous share of the batches, all of equal bytes except for the cuts. It
-// takes its share portion by portion from the front. An idle rank takes the last portion of the
-// rank that has most left, which relieves a slow node. The bytes of the output do not depend on the
-// rank that writes them.
+// Every rank has a contiguous share of the batches, all of equal bytes except for the cuts, in
+// portions. Ranks that are not equally fast help each other from the ends of shares. The last
+// portions of a share are short, so all ranks end together. The bytes of the output do not depend
+// on the rank that writes them.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,7 +30,6 @@ struct ShareOptions {
   std::function<int(uint64_t batch)> owner = {};
 };
 
-// One thread at a time.
 class Shares {
  public:
   // A portion is an eighth of the rest of its share. It is not shorter than a 64th of the share or
@@ -43,6 +40,10 @@ class Shares {
   static constexpr uint64_t kLongest = uint64_t{4} << 30;
   static constexpr uint64_t kMostLiterals = uint64_t{16} << 20;
 
+  // The approximate bytes of a portion of steps, of which there are `left` bytes in about `wanted`
+  // portions; 0: as many as suit.
+  static uint64_t step_portion_bytes(uint64_t left, uint64_t wanted);
+
   // `done`: finished batches, rising.
   Shares(const Units& units, std::span<const BatchRange> done, const ShareOptions& options);
 
@@ -51,17 +52,14 @@ class Shares {
     BatchRange batches;
     uint64_t bytes = 0;
     int owner = -1;  // the rank whose share it is, since it has what is read; -1: by the bytes
-    uint64_t literals = 0;  // bytes that are sent along
+    uint64_t literals = 0;  // bytes that are in it
   };
   // From pieces in the order of their batches. A portion has at most `longest` bytes, or one piece.
   Shares(std::span<const Piece> pieces, int ranks, uint64_t longest = kLongest);
 
-  // The next portion for `rank`; nothing if all are taken.
-  std::optional<BatchRange> take(int rank);
-  // The number of portions that all ranks have left.
-  size_t portions_left() const;
-  // The bytes in the share of `rank` that nobody has taken.
-  uint64_t bytes_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
+  // The portions of a rank.
+  const std::vector<Piece>& of(int rank) const { return pieces_[static_cast<size_t>(rank)]; }
+  int ranks() const { return static_cast<int>(pieces_.size()); }
 
  private:
   // The distribution of `total` bytes, and its progress.
@@ -77,8 +75,7 @@ class Shares {
   };
   void add(const Piece& piece, Dealing& dealing);
 
-  std::vector<std::deque<Piece>> pieces_;  // by rank
-  std::vector<uint64_t> left_;             // bytes of these
+  std::vector<std::vector<Piece>> pieces_;  // by rank
 };
 
 }  // namespace dsckpt

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "dsckpt/run.h"
+#include "io/folder.h"
 #include "io/output_file.h"
 
 namespace dsckpt {
@@ -39,6 +40,9 @@ struct StageOptions {
   // For a run that can be resumed, or that resumes another; else nullptr. It must outlive the
   // StagedOutput.
   const JobIdentity* job = nullptr;
+  // Looks at the folder that the staging folder is in, before anything is written. If it throws,
+  // nothing is left there.
+  std::function<void(const Folder& folder)> check = {};
   // With `job`: only resume. If another run has committed meanwhile, do not start anew.
   bool only_goes_on = false;
 };

@@ -13,8 +13,8 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// Files up to this size are one write: it reserves its blocks itself, and there are too many of
-// them for the disk to be asked about each.
+// Files up to this size are one write, which reserves its blocks itself. There are too many of them
+// to ask the disk about each.
 constexpr uint64_t kSmallFile = 256 << 10;
 
 }  // namespace

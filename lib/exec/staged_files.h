@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "exec/sink.h"
+#include "exec/staging_sink.h"
 #include "io/folder.h"
 #include "io/output_file.h"
 #include "plan/copy_plan.h"
@@ -38,6 +38,9 @@ struct StagingPlace {
   bool durable = false;  // each is synced (fsync) before it is closed
   // True if files may exist already, because other processes write them or an earlier run did.
   bool are_there = false;
+  // Outputs in an object store; `target` is the place that messages call so. Then files_in has what
+  // is left for the commit, and what is said of files above does not matter.
+  FarStaging far = {};
 
   // True if its bytes are written past the page cache.
   bool is_direct(const PlannedFile& file) const;
@@ -47,13 +50,14 @@ struct StagingPlace {
 
 // The outputs of `plan`, which must outlive this. A file is created at its first write and closed
 // by finish(). Afterwards, a file that is not packed may be written again if `place.are_there`.
-class StagedFiles : public Sink {
+class StagedFiles : public StagingSink {
  public:
   // Throws as StagingPlace::open().
   StagedFiles(const CopyPlan& plan, StagingPlace place);
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
+  SentWork end() override { return {}; }
 
  private:
   struct File {

@@ -29,15 +29,6 @@ namespace {
 // An fsync is a commit of the file system's journal; more files than this share one.
 constexpr size_t kSyncedOneByOne = 16;
 
-// Whether it holds nothing but what a run makes first, a signature and a job without its name yet:
-// a loss of power may leave the names and not what was written.
-bool has_only_begun(const Folder& folder) {
-  const std::vector<std::string> names = folder.names();
-  return std::all_of(names.begin(), names.end(), [](const std::string& name) {
-    return name == "owner" || name.starts_with("job.");
-  });
-}
-
 std::optional<Folder> folder_if_there(const fs::path& path) {
   try {
     return Folder::at(path);
@@ -84,6 +75,11 @@ void StagedOutput::prepare() {
   if (staging_->place) notes_ = clear_left_overs(*staging_->place);
   if (const auto lack = lack_of_space()) throw *lack;
   if (!goes_on_) make_staging_folder();
+  if (options_.check) {
+    is_elsewhere_ = true;
+    options_.check(*staging_->place);
+    is_elsewhere_ = false;
+  }
   if (!is_written()) make_folders_of_files();
   files_ = std::make_unique<StagedFiles>(plan_, place());
 }
@@ -124,15 +120,7 @@ bool StagedOutput::take_up() {
     const std::optional<Resumable> found = find_resumable(staging_->target, whole_folder);
     if (!found) continue;
     const Folder& folder = found->folder;
-    const std::string path = folder.path().string();
-    const SignedBy owner = owner_of(folder);
-    if (owner.state == OwnerState::alive && !owner.who.empty()) {
-      throw UsageError(path + ": is being written by " + owner.who);
-    }
-    if (owner.who.empty() && !has_job(folder) && !has_only_begun(folder)) {
-      throw UsageError(path + ": has the name of a staging folder, and no run has signed it")
-          .with_hint("look what it is, and move it away");
-    }
+    check_free_to_take(folder);
     owner_.emplace(folder);
     staging_->place = found->place;
     staging_->folder = folder;
@@ -142,11 +130,7 @@ bool StagedOutput::take_up() {
       remove_staging();
       continue;
     }
-    if (const std::string difference = difference_from_saved(folder, *options_.job);
-        !difference.empty()) {
-      throw UsageError(path + ": this command cannot go on with it: " + difference)
-          .with_hint("the command that it was begun with goes on; else remove that folder");
-    }
+    check_same_job(folder, *options_.job);
     staging_->written_inode = load_written(folder);
     commit_ = same_commit(*staging_, whole_folder);
     check_run_before(whole_folder);
@@ -164,26 +148,28 @@ void StagedOutput::check_run_before(bool whole_folder) const {
       whole_folder && is_written() ? staging_->place->look(target) : std::nullopt;
   const bool is_exchanged = published && published->st_ino == *staging_->written_inode;
   for (const std::string& name : staging_->folder->names()) {
-    // What is replaced has any form that the user has given it.
+    // Replaced files have the form that the user has given them.
     if (name == Staging::kOld || (is_exchanged && name.starts_with(Staging::kFilesPrefix)))
       continue;
     staging_->folder->check_is_ours(name);
   }
 }
 
-const Folder& StagedOutput::folder() const {
-  return *staging_->folder;
+const Folder* StagedOutput::folder() const {
+  return &*staging_->folder;
 }
 
-const Folder& StagedOutput::folder_above() const {
-  return *staging_->place;
+ReadBack StagedOutput::read_back() const {
+  return {.folder = staging_->folder,
+          .path = [this](OutputId out) { return staging_->staged(out); },
+          .shown = [this](OutputId out) { return staging_->final_path(out).string(); }};
 }
 
 bool StagedOutput::is_written() const {
   return staging_->written_inode.has_value();
 }
 
-// How small packed files become is seen when they are written.
+// The size of packed files is only known when they are written.
 std::optional<IoError> StagedOutput::lack_of_space() const {
   if (is_written()) return std::nullopt;
   uint64_t needed = 0;
@@ -208,15 +194,8 @@ void StagedOutput::make_staging_folder() {
       staging_->is_kept()
           ? resumable_folder(staging_->target, place != staging_->target).filename().string()
           : std::string(kStagingPrefix) + std::to_string(random_number());
-  const Folder folder = staging_->place->make_own(name);
-  if (staging_->is_kept() && folder.owner() != ::geteuid()) {
-    staging_->place->remove_folder(name);
-    throw UsageError(folder.path().string() + ": the file system gives what user " +
-                     std::to_string(::geteuid()) + " makes to user " +
-                     std::to_string(folder.owner()) +
-                     ", so that nobody could tell later whose it is")
-        .with_hint("leave --resume out, or run as a user whom it knows");
-  }
+  const Folder folder = staging_->is_kept() ? make_resumable_folder(*staging_->place, name)
+                                            : staging_->place->make_own(name);
   owner_.emplace(folder);
   set_folder(folder);
   if (options_.stripe) set_striping(folder, *options_.stripe);
@@ -259,7 +238,7 @@ void StagedOutput::make_folders_of_files() const {
     for (; !parent.empty() && parents.insert(parent).second; parent = parent.parent_path()) {
     }
   }
-  // Whatever is in a folder comes behind it.
+  // A folder comes before the folders in it.
   for (const fs::path& parent : parents) {
     const int failed = staging_->folder->make_folder(parent);
     if (failed == 0 || failed == EEXIST) continue;
@@ -269,7 +248,7 @@ void StagedOutput::make_folders_of_files() const {
 }
 
 void StagedOutput::remove_staging() {
-  // Where files are on a server, open ones cannot be removed.
+  // On a file server, open files cannot be removed.
   owner_.reset();
   files_.reset();
   if (!std::exchange(staging_->is_there, false)) return;
@@ -281,7 +260,8 @@ void StagedOutput::remove_staging() {
 }
 
 void StagedOutput::give_up(bool forever) {
-  if (staging_->is_kept() && !forever && staging_->is_there && has_job(*staging_->folder)) {
+  if (staging_->is_kept() && !forever && !is_elsewhere_ && staging_->is_there &&
+      has_job(*staging_->folder)) {
     owner_.reset();
     files_.reset();
     if (!leaves_run_before_) {
@@ -321,12 +301,8 @@ void StagedOutput::sync() {
   if (staging_->all_at_once) return staging_->all_at_once->sync();
   if (plan_.outputs().size() > kSyncedOneByOne) return FileSystem(*staging_->folder).sync();
   for (OutputId out = 0; out < plan_.outputs().size(); ++out) {
-    sync_file(*staging_->folder, staged_name(out));
+    sync_file(*staging_->folder, staging_->staged(out));
   }
-}
-
-fs::path StagedOutput::staged_name(OutputId out) const {
-  return staging_->staged(out);
 }
 
 fs::path StagedOutput::staged_path(OutputId out) const {
@@ -337,7 +313,11 @@ fs::path StagedOutput::final_path(OutputId out) const {
   return staging_->final_path(out);
 }
 
-void StagedOutput::commit(const Pointer& pointer, const CommitHelp&) {
+void StagedOutput::commit(const Pointer& pointer, const CommitHelp& help) {
+  if (help.read_back) {
+    sync();
+    help.read_back(0, static_cast<OutputId>(plan_.outputs().size()));
+  }
   if (staging_->all_at_once) staging_->all_at_once->sync();
   if (staging_->is_kept() && !is_written()) {
     const std::optional<struct stat> files = staging_->folder->look(staging_->files_in);
@@ -371,7 +351,7 @@ void StagedOutput::commit(const Pointer& pointer, const CommitHelp&) {
 void StagedOutput::take_back(const Error& error) {
   const std::vector<std::string> problems = commit_->take_back();
   if (problems.empty()) error.raise();
-  // What is kept there is the user's.
+  // The files that are kept there are the user's.
   owner_.reset();
   staging_->is_there = false;
   staging_->made_folders.clear();

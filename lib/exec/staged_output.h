@@ -7,7 +7,7 @@
 // suffices.
 //
 // (2) Make a staging folder and sign it (staging_owner.h). It lies in the output folder, or beside
-// it if that is new or replaced as a whole, so that a rename never crosses a file system.
+// it if that is new or replaced as a whole. So a rename never crosses a file system.
 //
 // (3) Write and close every file there.
 //
@@ -63,36 +63,31 @@ class StagedOutput : public Output {
   void prepare() override;
   // Throws also for a folder that cannot be written to. Not with StageOptions::job.
   std::string check() override;
-  // After prepare(): the staging folder, its parent folder, and how files are staged in it.
-  const Folder& folder() const;
-  const Folder& folder_above() const;
-  StagingPlace place() const;
-  // True if an earlier run had begun there.
-  bool goes_on() const { return goes_on_; }
-  // True if an earlier run had written everything there, so that only the commit is left.
-  bool is_written() const;
+
+  // The staging folder.
+  const Folder* folder() const override;
+  StagingPlace place() const override;
+  const std::vector<std::filesystem::path>& made_folders() const override;
+  bool goes_on() const override { return goes_on_; }
+  bool is_written() const override;
+  bool keeps_what_is_written() const override { return true; }
+  void take(const SentWork&) override {}  // files need nothing else
+  void sync() override;
+  ReadBack read_back() const override;
+  void leave_run_before() override { leaves_run_before_ = true; }
+  // With StageOptions::job.
+  void hand_over() override;
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
 
   // Also after an earlier run that had written everything; its read-back is done already.
   void commit(const Pointer& pointer = {}, const CommitHelp& help = {}) override;
-  // Waits until everything written is on the device; not during a write. Throws IoError.
-  void sync();
-  // The present path of an output, before and after the commit. A staged one may be a path in
-  // folder().
-  std::filesystem::path staged_name(OutputId out) const;
+  // The path of an output before and after the commit.
   std::filesystem::path staged_path(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;
 
   void give_up(bool forever = false) override;
-  // Declares the left-overs of the earlier run useless. give_up() then leaves them unchanged, and
-  // does not say that the same command resumes.
-  void leave_run_before() { leaves_run_before_ = true; }
-  // Instead of commit(), with StageOptions::job: leaves everything to the process that resumes.
-  void hand_over();
-  // The folders that prepare() made for the output, outermost first.
-  const std::vector<std::filesystem::path>& made_folders() const;
   const std::vector<std::string>& notes() const override { return notes_; }
 
  private:
@@ -115,6 +110,7 @@ class StagedOutput : public Output {
   std::unique_ptr<StagedFiles> files_;  // since prepare()
   bool goes_on_ = false;
   bool leaves_run_before_ = false;
+  bool is_elsewhere_ = false;  // than StageOptions::check wants it
 };
 
 }  // namespace dsckpt

@@ -28,7 +28,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kOwner = "owner";
-// Whoever makes a folder signs it at once.
+// The maker of a folder signs it at once.
 constexpr std::chrono::minutes kLongestUnsigned{1};
 constexpr size_t kLongestOwner = 4096;
 constexpr int kMostAttempts = 5;
@@ -47,7 +47,8 @@ std::string environment(const char* name) {
 }
 
 // proc(5): field 22 of stat, in clock ticks since the kernel's start; "" if there is no such
-// process, or it has ended and nobody asks how: the first process of a container may never do so.
+// process. The same if it has ended and nobody waits for it: the first process of a container may
+// never do so.
 // The second field may hold blanks and parentheses; the third one is the state.
 std::string start_of(int64_t process) {
   const std::string line = first_line("/proc/" + std::to_string(process) + "/stat");
@@ -99,8 +100,8 @@ std::string text_of(const json& owner) {
          owner["host"].get<std::string>() + (job.empty() ? "" : ", job " + job);
 }
 
-// Of an owner that does not hold the lock. Where locks do not reach other hosts, that says nothing
-// of them.
+// Returns the state of an owner that does not hold the lock. If locks do not reach other hosts,
+// that says nothing of them.
 OwnerState state_of(const json& owner) {
   const json here = self();
   if (owner["host"] != here["host"] || here["boot"] == "" || owner["boot"] == "") {
@@ -114,8 +115,8 @@ OwnerState state_of(const json& owner) {
   return same ? OwnerState::alive : OwnerState::dead;
 }
 
-// Whether another process has the lock; else this one has it, if there are locks. Who only asks has
-// it for a moment.
+// Returns whether another process has the lock; else this one has it, if there are locks. A process
+// that only asks has it for a moment.
 bool is_locked(int fd) {
   for (int attempt = 1;; ++attempt) {
     if (::flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return false;
@@ -124,7 +125,7 @@ bool is_locked(int fd) {
   }
 }
 
-// The files by which this process has signed what it still writes, where locks do not tell: a
+// The signatures of this process on folders that it still writes to, where locks do not tell. A
 // process that has given a folder up may go on with it itself.
 class Signed {
  public:
@@ -168,7 +169,7 @@ bool is_new(const struct stat& folder) {
          std::chrono::system_clock::from_time_t(folder.st_mtime) + kLongestUnsigned;
 }
 
-// What to do about a folder, or "".
+// Removes a folder, or returns a note on what to do about it; "" if nothing is to be said.
 std::string clear_left_over(const Folder& place, const std::string& name) {
   const std::string path = (place.path() / name).string();
   std::optional<Folder> ours;
@@ -184,12 +185,12 @@ std::string clear_left_over(const Folder& place, const std::string& name) {
   }
   const SignedBy owner = owner_of(*ours);
   if (owner.state == OwnerState::alive) return "";
-  if (ours->has(kPlanFile)) {
+  if (ours->has(kPlanFile) && has_job(*ours)) {
     return path +
            " is a conversion that was planned: 'dsckpt commit' with that path ends it, 'dsckpt "
            "abandon' removes it";
   }
-  // What a removal that was killed has left.
+  // The rest of a removal that was killed.
   if (owner.who.empty() && place.remove_folder(name) == 0) return "";
   if (owner.state == OwnerState::unknown) {
     return path + " is an unfinished output" + (owner.who.empty() ? "" : " of " + owner.who) +
@@ -263,7 +264,7 @@ SignedBy owner_in(std::string_view line) {
   const json owner = parse_owner(line.substr(0, kLongestOwner));
   if (owner.is_null()) return {};
   OwnerState state = state_of(owner);
-  // Of two machines that are called alike, say, without a lock between them.
+  // Two machines may have the same name, say, without a lock between them.
   if (owner["boot"] != self()["boot"]) state = OwnerState::unknown;
   return {state, text_of(owner)};
 }

@@ -18,7 +18,10 @@
 #include "base/varint.h"
 #include "dsckpt/error.h"
 #include "exec/commit.h"
+#include "exec/far_output.h"
 #include "exec/staging_owner.h"
+#include "io/far_files.h"
+#include "io/output_file.h"
 #include "io/text_file.h"
 
 namespace dsckpt {
@@ -28,7 +31,8 @@ namespace {
 constexpr const char* kPortions = "portions";
 constexpr const char* kResults = "results";
 constexpr const char* kFailed = "failed";
-constexpr uint64_t kStepFormat = 1;
+constexpr const char* kTaken = "taken";
+constexpr uint64_t kStepFormat = 3;
 
 std::string shown_in(const Folder& folder, const fs::path& name) {
   return (folder.path() / name).string();
@@ -72,7 +76,7 @@ std::vector<std::string> read_texts(VarintReader& reader) {
 
 std::string encode(const StepPlan& plan, uint64_t folder) {
   VarintWriter writer;
-  // What any version can read of any other one's.
+  // Any version can read this of any other one's.
   writer.text(plan.by.program);
   writer.number(kStepFormat);
   write_texts(writer, plan.by.words);
@@ -85,7 +89,7 @@ std::string encode(const StepPlan& plan, uint64_t folder) {
   writer.number(plan.portions.size());
   for (const StepPlan::Entry& entry : plan.portions) {
     for (const uint64_t number : {entry.batches.first, entry.batches.last, entry.bytes, entry.begin,
-                                  entry.size, uint64_t{entry.crc}}) {
+                                  entry.size, uint64_t{entry.crc}, entry.share}) {
       writer.number(number);
     }
   }
@@ -119,6 +123,7 @@ StepPlan decode(const Folder& folder, std::string_view bytes) {
     entry.begin = reader.number();
     entry.size = reader.number();
     entry.crc = static_cast<uint32_t>(reader.number());
+    entry.share = reader.number();
   }
   return plan;
 }
@@ -132,8 +137,25 @@ std::optional<std::string> plan_content(const Folder& folder) {
   return std::string(*content);
 }
 
-fs::path result_name(size_t portion) {
-  return fs::path(kResults) / std::to_string(portion);
+fs::path numbered(const char* folder, size_t portion) {
+  return fs::path(folder) / std::to_string(portion);
+}
+
+IoError damaged_result(const Folder& folder, size_t portion) {
+  return damaged_step(folder, numbered(kResults, portion),
+                      "remove it, and that portion is done again");
+}
+
+// Which portions have a file in it.
+std::vector<bool> numbers_in(const Folder& folder, const char* name, size_t portions) {
+  std::vector<bool> found(portions);
+  for (const std::string& file : folder.below(name).names()) {
+    size_t number = 0;
+    const char* const end = file.data() + file.size();
+    const auto [last, bad] = std::from_chars(file.data(), end, number);
+    if (bad == std::errc() && last == end && number < portions) found[number] = true;
+  }
+  return found;
 }
 
 // Letters, digits and hyphens of it.
@@ -164,18 +186,39 @@ bool holds_something(const fs::path& output) {
 
 }  // namespace
 
+std::string cut_shares(const Shares& shares,
+                       const std::function<std::string(const BatchRange&)>& encode,
+                       const Progress& progress, StepPlan& plan) {
+  std::string portions;
+  for (int rank = 0; rank < shares.ranks(); ++rank) {
+    for (const Shares::Piece& piece : shares.of(rank)) {
+      if (progress.cancelled) throw InterruptedError();
+      const std::string portion = encode(piece.batches);
+      plan.portions.push_back({.batches = piece.batches,
+                               .bytes = piece.bytes,
+                               .begin = portions.size(),
+                               .size = portion.size(),
+                               .crc = crc32(0, as_byte_span(portion)),
+                               .share = static_cast<uint64_t>(rank)});
+      portions += portion;
+    }
+  }
+  return portions;
+}
+
 void save_plan(const Folder& folder, StepPlan plan, const std::string& portions) {
+  const bool durable = plan.job.sync_results;
   plan.number = random_number();
-  for (const char* name : {kResults, kFailed}) {
-    // Of a plan before, that was never finished.
+  for (const char* name : {kResults, kFailed, kTaken}) {
+    // An earlier plan, which was never finished, may have left it.
     int failed = folder.remove_all(name);
     if (failed == 0) failed = folder.make_folder(name, 0700);
     if (failed != 0) {
       throw IoError({.file = shown_in(folder, name)}, "cannot make the folder", failed);
     }
   }
-  replace_text_file(folder, kPortions, portions, true);
-  replace_text_file(folder, kPlanFile, with_checksum(encode(plan, folder.number())), true);
+  replace_text_file(folder, kPortions, portions, durable);
+  replace_text_file(folder, kPlanFile, with_checksum(encode(plan, folder.number())), durable);
 }
 
 bool has_plan(const Folder& folder) {
@@ -200,15 +243,19 @@ StepPlan load_plan(const Folder& folder) {
   }
 }
 
-Portion load_portion(const Folder& folder, const StepPlan& plan, size_t portion) {
+std::string load_task(const Folder& folder, const StepPlan& plan, size_t portion) {
   const StepPlan::Entry& entry = plan.portions.at(portion);
-  const std::optional<std::string> bytes =
+  std::optional<std::string> bytes =
       own_content(folder, kPortions, entry.begin, static_cast<size_t>(entry.size));
   if (!bytes) throw IoError({.file = shown_in(folder, kPortions)}, "cannot open", ENOENT);
   if (crc32(0, as_byte_span(*bytes)) != entry.crc || bytes->size() != entry.size) {
     throw damaged_step(folder, kPortions, how_to_begin_anew(folder));
   }
-  Portion found = Portion::decode(*bytes);
+  return *std::move(bytes);
+}
+
+Portion load_portion(const Folder& folder, const StepPlan& plan, size_t portion) {
+  Portion found = Portion::decode(load_task(folder, plan, portion));
   for (const FileId file : found.part.files) {
     if (file >= plan.job.inputs.size()) {
       throw damaged_step(folder, kPortions, how_to_begin_anew(folder));
@@ -218,48 +265,49 @@ Portion load_portion(const Folder& folder, const StepPlan& plan, size_t portion)
 }
 
 void save_result(const Folder& folder, const StepPlan& plan, size_t portion,
-                 const PortionResult& result) {
+                 const std::string& result, int rank) {
   VarintWriter writer;
   writer.number(plan.number);
   writer.number(portion);
-  writer.text(result.encode());
+  writer.number(static_cast<uint64_t>(rank));
+  writer.text(result);
   replace_text_file(folder.below(kResults), std::to_string(portion), with_checksum(writer.take()),
-                    true);
+                    plan.job.sync_results);
 }
 
 bool has_result(const Folder& folder, size_t portion) {
-  return folder.has(result_name(portion));
+  return folder.has(numbered(kResults, portion));
 }
 
-std::optional<PortionResult> load_result(const Folder& folder, const StepPlan& plan,
-                                         size_t portion) {
-  const fs::path name = result_name(portion);
-  if (!folder.has(name)) return std::nullopt;
+std::optional<StepResult> load_result(const Folder& folder, const StepPlan& plan, size_t portion) {
+  if (!has_result(folder, portion)) return std::nullopt;
   const std::optional<std::string> bytes =
-      own_content(folder.below(kResults), name.filename().string());
+      own_content(folder.below(kResults), std::to_string(portion));
   if (!bytes) return std::nullopt;
-  const auto damaged = [&] {
-    return damaged_step(folder, name, "remove it, and that portion is done again");
-  };
   const std::optional<std::string_view> content = without_checksum(*bytes);
-  if (!content) throw damaged();
+  if (!content) throw damaged_result(folder, portion);
   try {
     VarintReader reader(*content);
     const bool is_of_plan = reader.number() == plan.number && reader.number() == portion;
-    PortionResult result = PortionResult::decode(reader.text());
-    const BatchRange& batches = plan.portions.at(portion).batches;
-    if (!is_of_plan || result.batches.first != batches.first ||
-        result.batches.last != batches.last) {
-      throw damaged();
-    }
-    return result;
+    if (!is_of_plan) throw damaged_result(folder, portion);
+    const int rank = static_cast<int>(reader.number());
+    return StepResult{reader.text(), rank};
   } catch (const CorruptError&) {
-    throw damaged();
+    throw damaged_result(folder, portion);
   }
 }
 
-void add_results(const Folder& folder, Reached& reached) {
-  if (!has_plan(folder)) return;
+std::vector<bool> with_results(const Folder& folder, const StepPlan& plan) {
+  return numbers_in(folder, kResults, plan.portions.size());
+}
+
+std::vector<bool> taken(const Folder& folder, const StepPlan& plan) {
+  return numbers_in(folder, kTaken, plan.portions.size());
+}
+
+std::vector<RankStats> add_results(const Folder& folder, Reached& reached) {
+  std::vector<RankStats> ranks;
+  if (!has_plan(folder)) return ranks;
   const StepPlan plan = load_plan(folder);
   if (reached.run.unit_bytes != plan.unit_bytes) {
     throw damaged_step(folder, kPlanFile, how_to_begin_anew(folder));
@@ -273,15 +321,31 @@ void add_results(const Folder& folder, Reached& reached) {
   std::vector<OutputSums::State::Written>& written = reached.sums.written;
   for (size_t portion = 0; portion < plan.portions.size(); ++portion) {
     if (is_begun(plan.portions[portion].batches)) continue;
-    const std::optional<PortionResult> result = load_result(folder, plan, portion);
-    if (!result) continue;
-    done.push_back(result->batches);
-    reached.run.bytes_read += result->sums.bytes_read;
-    reached.bytes_stored += result->bytes_stored;
-    const PartSums& sums = result->sums;
+    const std::optional<StepResult> found = load_result(folder, plan, portion);
+    if (!found) continue;
+    const PortionResult result = [&] {
+      try {
+        return PortionResult::decode(found->bytes);
+      } catch (const CorruptError&) {
+        throw damaged_result(folder, portion);
+      }
+    }();
+    const BatchRange& batches = plan.portions[portion].batches;
+    if (result.batches.first != batches.first || result.batches.last != batches.last) {
+      throw damaged_result(folder, portion);
+    }
+    done.push_back(result.batches);
+    reached.run.bytes_read += result.sums.bytes_read;
+    reached.bytes_stored += result.bytes_stored;
+    reached.sent.push_back(result.sent);
+    const auto rank = static_cast<size_t>(found->rank);
+    ranks.resize(std::max(ranks.size(), rank + 1));
+    ranks[rank].bytes_read += result.sums.bytes_read;
+    ranks[rank].bytes_done += plan.portions[portion].bytes;
+    const PartSums& sums = result.sums;
     reached.run.digests.insert(reached.run.digests.end(), sums.digests.begin(), sums.digests.end());
     reached.run.records.insert(reached.run.records.end(), sums.records.begin(), sums.records.end());
-    written.insert(written.end(), result->written.written.begin(), result->written.written.end());
+    written.insert(written.end(), result.written.written.begin(), result.written.written.end());
   }
   std::sort(done.begin(), done.end(),
             [](const BatchRange& a, const BatchRange& b) { return a.first < b.first; });
@@ -297,6 +361,25 @@ void add_results(const Folder& folder, Reached& reached) {
     return std::pair(a.out, a.offset) < std::pair(b.out, b.offset);
   });
   join_pieces(reached.run.digests);
+  return ranks;
+}
+
+bool take_portion(const Folder& folder, size_t portion, int rank) {
+  const fs::path name = numbered(kTaken, portion);
+  const int fd = folder.create(name);
+  if (fd < 0 && errno == EEXIST) return false;
+  if (fd < 0) throw IoError({.file = shown_in(folder, name)}, "cannot write", errno);
+  // One that lacks it is taken for a lost rank's.
+  static_cast<void>(write_all(fd, std::to_string(rank)));
+  ::close(fd);
+  return true;
+}
+
+std::optional<int> taker_of(const Folder& folder, size_t portion) {
+  const std::string text = own_content(folder.below(kTaken), std::to_string(portion)).value_or("");
+  int rank = 0;
+  const auto [last, bad] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  return bad == std::errc() ? std::optional(rank) : std::nullopt;
 }
 
 void StepFailure::raise() const {
@@ -388,12 +471,36 @@ Steps find_planned(const fs::path& path) {
   return steps;
 }
 
+Planned planned_before(const Folder& folder, const JobIdentity& identity, const fs::path& output) {
+  const std::string difference = difference_from_saved(folder, identity);
+  if (!difference.empty()) {
+    throw UsageError(folder.path().string() + ": something else is planned there: " + difference)
+        .with_hint("dsckpt commit " + output.string() + " ends it, dsckpt abandon " +
+                   output.string() + " removes it");
+  }
+  const StepPlan plan = load_plan(folder);
+  Planned planned{
+      .folder = folder.path(), .portions = plan.portions.size(), .bytes = 0, .was_there = true};
+  for (const StepPlan::Entry& entry : plan.portions) planned.bytes += entry.bytes;
+  return planned;
+}
+
+UsageError no_steps_of_far_input(const fs::path& path) {
+  return UsageError(shown_path(path) + ": is read by one process, not in steps")
+      .with_hint("steps read a mounted bucket (rclone mount)");
+}
+
 void abandon_steps(const Steps& steps) {
   const Folder& folder = steps.folder ? *steps.folder : steps.left_over.value();
   const std::string path = folder.path().string();
   std::vector<std::string> made;
+  StagingPlace place;
   try {
-    if (has_plan(folder)) made = load_plan(folder).made_folders;
+    if (has_plan(folder)) {
+      StepPlan plan = load_plan(folder);
+      made = std::move(plan.made_folders);
+      place = std::move(plan.job.place);
+    }
   } catch (const Error&) {  // it is removed all the same
   }
   {
@@ -407,7 +514,10 @@ void abandon_steps(const Steps& steps) {
       throw UsageError(path + ": is written, and its commit may have begun")
           .with_hint("dsckpt commit " + steps.output.string() + " ends it");
     }
-    // Whoever works there finds neither, and makes nothing new.
+    if (place.far.part_bytes != 0) {
+      remove_far(far_place_called(place.target.string()), place.far);
+    }
+    // Processes that work there find neither, and make nothing new.
     folder.remove(kPlanFile);
     forget_reached(folder);
     for (const std::string& name : {files_now(folder), attempts_now(folder)}) {

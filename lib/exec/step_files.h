@@ -1,11 +1,14 @@
 // StepFiles: the files that the steps of a conversion leave for each other in the staging folder.
 //
 // A conversion in steps is a resumed one (journal.h), by processes that share nothing but that
-// folder: one plans, any number work, one commits. `plan` describes the work, and `portions` has it
+// folder. One plans, any number work, one commits. `plan` describes the work, and `portions` has it
 // as a sequence of Portion::encode(). `results/N` has the result of portion N. It is written when
 // the portion's output is on the disk. `failed/N.HOST` has the reason why there is no result. Each
 // file is written under another name and renamed, and has a checksum, so that readers find complete
 // files. Planning writes `plan` last; without it nothing is planned.
+//
+// A launcher's ranks (rank_work.h) share any work by these files. `taken/N` names the rank that has
+// begun N. Portions may be other tasks, that only read (RankJob::tasks).
 //
 // They are trusted like the journal: the folder is this user's, and nobody else may enter it. It
 // must be the one that `plan` was written in, and no copy of it.
@@ -14,13 +17,18 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "dsckpt/error.h"
+#include "dsckpt/run.h"
 #include "exec/journal.h"
 #include "exec/portion.h"
-#include "exec/rank_words.h"
+#include "exec/rank_job.h"
+#include "exec/shares.h"
 #include "io/folder.h"
 
 namespace dsckpt {
@@ -44,12 +52,19 @@ struct StepPlan {
     uint64_t begin = 0;  // in `portions`
     uint64_t size = 0;
     uint32_t crc = 0;
+    uint64_t share = 0;  // of which rank; they rise
   };
   std::vector<Entry> portions = {};
 };
 
+// Cuts everything into portions of `plan`, share by share. Returns their bytes, one after the
+// other. Throws InterruptedError.
+std::string cut_shares(const Shares& shares,
+                       const std::function<std::string(const BatchRange&)>& encode,
+                       const Progress& progress, StepPlan& plan);
+
 // Writes all files, `plan` last. `portions` are those of plan.portions, one after the other. Sets
-// plan.number. Throws IoError.
+// plan.number. Syncs them if plan.job.sync_results is set. Throws IoError.
 void save_plan(const Folder& folder, StepPlan plan, const std::string& portions);
 // True if save_plan() has written there.
 bool has_plan(const Folder& folder);
@@ -59,19 +74,38 @@ std::optional<std::string> planned_by(const Folder& folder);
 // Loads the plan, which must exist. Throws as planned_by(), also for a damaged plan, and UsageError
 // for one of another folder.
 StepPlan load_plan(const Folder& folder);
-// Throws as load_plan(), and CorruptError.
+// The bytes of a portion. Throws as load_plan(), and CorruptError.
+std::string load_task(const Folder& folder, const StepPlan& plan, size_t portion);
 Portion load_portion(const Folder& folder, const StepPlan& plan, size_t portion);
 
-// Saves the result of a portion whose output is on the disk. Throws IoError.
+// The result of a PieceTask that fails in any process. The process that asks does it again, and
+// throws the error.
+inline constexpr std::string_view kNoAnswers = "";
+
+// Saves the result of a portion, whose output is on the disk, and the rank that has it. Throws
+// IoError.
 void save_result(const Folder& folder, const StepPlan& plan, size_t portion,
-                 const PortionResult& result);
+                 const std::string& result, int rank = 0);
 bool has_result(const Folder& folder, size_t portion);
+struct StepResult {
+  // PortionResult::encode() of portions, or encode_answers() of a PieceTask.
+  std::string bytes = {};
+  int rank = 0;
+};
 // Nothing if there is none. Throws IoError for a result that is damaged or of another plan, and
 // UsageError for a file that is not this user's.
-std::optional<PortionResult> load_result(const Folder& folder, const StepPlan& plan,
-                                         size_t portion);
-// Adds the results of a plan to its folder's journal, as far as that lacks their batches.
-void add_results(const Folder& folder, Reached& reached);
+std::optional<StepResult> load_result(const Folder& folder, const StepPlan& plan, size_t portion);
+// The portions that have a result, and those that a rank has begun.
+std::vector<bool> with_results(const Folder& folder, const StepPlan& plan);
+std::vector<bool> taken(const Folder& folder, const StepPlan& plan);
+// Adds the results of a plan to its folder's journal, as far as that lacks their batches. Returns
+// what each rank has done of them, by number, without their hosts.
+std::vector<RankStats> add_results(const Folder& folder, Reached& reached);
+
+// Makes `taken/N`; false if another rank has. Throws IoError.
+bool take_portion(const Folder& folder, size_t portion, int rank);
+// Nothing if no rank has, or the one that has was killed before it had said so.
+std::optional<int> taker_of(const Folder& folder, size_t portion);
 
 // The reason why a portion has no result.
 struct StepFailure {
@@ -106,6 +140,20 @@ struct Steps {
 Steps find_steps(const std::filesystem::path& path);
 // The same for a planned conversion. Throws UsageError if nothing is planned.
 Steps find_planned(const std::filesystem::path& path);
+
+// A plan that is there.
+struct Planned {
+  std::filesystem::path folder = {};
+  size_t portions = 0;
+  uint64_t bytes = 0;      // that they write, or read only to check them
+  bool was_there = false;  // before, of the same job
+};
+// The plan in `folder` for `output`, which must be of this job: else UsageError.
+Planned planned_before(const Folder& folder, const JobIdentity& identity,
+                       const std::filesystem::path& output);
+
+// The error for a planned input that is in an object store.
+UsageError no_steps_of_far_input(const std::filesystem::path& path);
 
 // Removes the folder, or the rest of it, and the folders that planning made for the output. Throws
 // IoError, and UsageError if somebody writes there, or has begun to publish.

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <numeric>
 #include <random>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -31,6 +30,9 @@ void check_program(const Folder& folder, const std::string& planned, const std::
       .with_hint("every step takes the same program");
 }
 
+// Chooses portions, one after the other; nothing: none is left.
+using Pick = std::function<std::optional<size_t>()>;
+
 // All portions that this process may do, in the order in which it does.
 std::vector<size_t> order_of(size_t portions, const StepOptions& options) {
   std::vector<size_t> order;
@@ -54,15 +56,72 @@ std::vector<size_t> order_of(size_t portions, const StepOptions& options) {
   return order;
 }
 
+Pick in_order(std::vector<size_t> order) {
+  return [order = std::move(order), next = size_t{0}]() mutable -> std::optional<size_t> {
+    return next < order.size() ? std::optional(order[next++]) : std::nullopt;
+  };
+}
+
+// The portions that a rank takes.
+class Taking {
+ public:
+  Taking(const Folder& folder, const StepPlan& plan, int rank, size_t share)
+      : folder_(folder), plan_(plan), rank_(rank), share_(share) {
+    while (next_ < plan.portions.size() && plan.portions[next_].share < share) ++next_;
+  }
+
+  std::optional<size_t> operator()() {
+    while (next_ < plan_.portions.size() && plan_.portions[next_].share == share_) {
+      if (take_portion(folder_, next_++, rank_)) return next_ - 1;
+    }
+    while (const std::optional<size_t> portion = last_of_the_busiest()) {
+      if (take_portion(folder_, *portion, rank_)) return portion;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::optional<size_t> last_of_the_busiest() const {
+    const std::vector<bool> is_taken = taken(folder_, plan_);
+    std::map<uint64_t, std::pair<uint64_t, size_t>> left;  // of a share: bytes, and its last
+    for (size_t i = 0; i < plan_.portions.size(); ++i) {
+      if (is_taken[i]) continue;
+      auto& [bytes, last] = left[plan_.portions[i].share];
+      bytes += plan_.portions[i].bytes;
+      last = i;
+    }
+    const auto most = std::max_element(left.begin(), left.end(), [](const auto& a, const auto& b) {
+      return a.second.first < b.second.first;
+    });
+    return most == left.end() ? std::nullopt : std::optional(most->second.second);
+  }
+
+  const Folder& folder_;
+  const StepPlan& plan_;
+  const int rank_;
+  const uint64_t share_;
+  size_t next_ = 0;
+};
+
 class StepWorker {
  public:
   StepWorker(const Folder& folder, StepPlan plan, const StepOptions& options, Progress& progress)
       : folder_(folder),
         plan_(std::move(plan)),
         progress_(progress),
-        order_(order_of(plan_.portions.size(), options)),
-        inputs_(plan_.job, nullptr),
+        answer_(options.answer),
+        rank_(options.rank),
+        inputs_(plan_.job, options.rank),
         disk_(folder) {
+    if (rank_ != nullptr && options.share) {
+      pick_ = Taking(folder_, plan_, rank_->number, options.share->number);
+    } else {
+      std::vector<size_t> order = order_of(plan_.portions.size(), options);
+      for (const size_t portion : order) {
+        if (!has_result(folder_, portion)) progress_.bytes_total += plan_.portions[portion].bytes;
+      }
+      pick_ = in_order(std::move(order));
+    }
     plan_.job.place.path = folder.path();
     plan_.job.place.folder = folder;
     plan_.job.place.files_in = files_now(folder);
@@ -72,9 +131,6 @@ class StepWorker {
   }
 
   StepsDone operator()() {
-    for (const size_t portion : order_) {
-      if (!has_result(folder_, portion)) progress_.bytes_total += plan_.portions[portion].bytes;
-    }
     try {
       if (is_there()) work();
     } catch (const Error& error) {
@@ -92,56 +148,77 @@ class StepWorker {
   }
 
  private:
-  // Whether nobody commits or has removed what this one works on.
+  // Returns false if somebody commits or has removed the plan.
   bool is_there() const {
-    return !plan_.job.place.files_in.empty() && folder_.has(plan_.job.place.files_in) &&
-           has_plan(folder_);
+    const std::filesystem::path& files = plan_.job.place.files_in;
+    const bool has_files = !files.empty() && folder_.has(files);
+    return has_plan(folder_) && (has_files || plan_.job.tasks == Tasks::pieces);
   }
 
   void work() {
+    if (plan_.job.tasks == Tasks::pieces) return answer_all();
     run_staged_portions(
         plan_.job.place, plan_.job.options, progress_, [&] { return next(); },
-        [&](PortionResult result) { take(std::move(result)); },
+        [&](const PortionResult& result) { take(result.batches, result.encode()); },
         [&](const BatchRange& batches, const std::exception& failure) { fail(batches, failure); });
     const std::lock_guard lock(mutex_);
     publish();
   }
 
-  // One thread at a time.
-  std::optional<PortionTask> next() {
-    while (next_ < order_.size()) {
-      if (progress_.cancelled) throw InterruptedError();
-      const size_t number = order_[next_++];
-      if (has_result(folder_, number)) continue;
-      for (const StepFailure& failure : load_failures(folder_)) {
-        if (!failure.may_be_tried_again()) failure.raise();
+  void answer_all() {
+    while (const std::optional<size_t> number = next_number()) {
+      const std::string task = load_task(folder_, plan_, *number);
+      const BatchRange& batches = plan_.portions[*number].batches;
+      try {
+        take(batches, answer_(task, inputs_, plan_.job.options.threads, progress_));
+      } catch (const Error& error) {
+        if (rank_ != nullptr || error.kind() == ErrorKind::interrupted) throw;
+        if (error.kind() == ErrorKind::io) {
+          fail(batches, error);
+          throw;
+        }
+        take(batches, std::string(kNoAnswers));
       }
-      Portion portion = load_portion(folder_, plan_, number);
-      check_folders(portion);
-      InputFiles inputs = inputs_.files().selected(inputs_.open(portion.part.files));
+    }
+    const std::lock_guard lock(mutex_);
+    publish();
+  }
+
+  // One thread at a time; as next().
+  std::optional<size_t> next_number() {
+    while (const std::optional<size_t> number = pick_()) {
+      if (progress_.cancelled) throw InterruptedError();
+      if (has_result(folder_, *number)) continue;
+      if (rank_ != nullptr && rank_->on_begin) rank_->on_begin(*number);
       const std::lock_guard lock(mutex_);
-      numbers_.emplace(portion.batches.first, number);
-      return PortionTask{std::move(portion), std::move(inputs)};
+      numbers_.emplace(plan_.portions[*number].batches.first, *number);
+      return number;
     }
     return std::nullopt;
   }
 
-  // No link leads out of the folder.
-  void check_folders(const Portion& portion) {
-    for (const PlannedFile& file : portion.part.plan.outputs()) {
-      const std::filesystem::path folder = (plan_.job.place.files_in / file.path).parent_path();
-      if (checked_.insert(folder).second) static_cast<void>(folder_.below(folder));
+  std::optional<PortionTask> next() {
+    const std::optional<size_t> number = next_number();
+    if (!number) return std::nullopt;
+    if (rank_ == nullptr) {
+      for (const StepFailure& failure : load_failures(folder_)) {
+        if (!failure.may_be_tried_again()) failure.raise();
+      }
     }
+    Portion portion = load_portion(folder_, plan_, *number);
+    InputFiles inputs = inputs_.files().selected(inputs_.open(portion.part.files));
+    return PortionTask{std::move(portion), std::move(inputs)};
   }
 
   // These by any thread.
-  void take(PortionResult result) {
+  void take(const BatchRange& batches, std::string result) {
     const std::lock_guard lock(mutex_);
-    results_.push_back(std::move(result));
-    if (Clock::now() >= next_publish_) publish();
+    results_.emplace_back(numbers_.at(batches.first), std::move(result));
+    if (!plan_.job.sync_results || Clock::now() >= next_publish_) publish();
   }
 
   void fail(const BatchRange& batches, const std::exception& failure) {
+    if (rank_ != nullptr) return;
     const std::lock_guard lock(mutex_);
     const auto found = numbers_.find(batches.first);
     if (found != numbers_.end() && is_there()) save_failure(folder_, found->second, failure);
@@ -158,12 +235,13 @@ class StepWorker {
   void publish() {
     if (results_.empty()) return;
     const Clock::time_point begin = Clock::now();
-    // What was read before is of one state of the inputs.
+    // Another run may have planned anew there.
+    if (!is_there()) throw IoError({.file = folder_.path().string()}, "is worked on by others", 0);
+    // All results are of one state of the inputs.
     inputs_.check_unchanged();
-    disk_.sync();
-    for (const PortionResult& result : std::exchange(results_, {})) {
-      const size_t number = numbers_.at(result.batches.first);
-      save_result(folder_, plan_, number, result);
+    if (plan_.job.sync_results && plan_.job.tasks == Tasks::portions) disk_.sync();
+    for (const auto& [number, result] : std::exchange(results_, {})) {
+      save_result(folder_, plan_, number, result, rank_ != nullptr ? rank_->number : 0);
       ++done_.portions;
       done_.bytes += plan_.portions[number].bytes;
     }
@@ -174,15 +252,15 @@ class StepWorker {
   const Folder folder_;
   StepPlan plan_;
   Progress& progress_;
-  const std::vector<size_t> order_;
-  size_t next_ = 0;  // in it
+  const AnswerTask answer_;
+  const WorkingRank* const rank_;
+  Pick pick_;
   RankInputs inputs_;
   FileSystem disk_;
-  std::set<std::filesystem::path> checked_;
 
   std::mutex mutex_;                    // of what follows
   std::map<uint64_t, size_t> numbers_;  // of portions under way, by their first batch
-  std::vector<PortionResult> results_;  // that are not published
+  std::vector<std::pair<size_t, std::string>> results_;  // that are not published
   Clock::time_point next_publish_ = Clock::now() + kShortestWait;
   StepsDone done_;
 };
@@ -207,11 +285,8 @@ StepsDone work_on_steps(const Folder& folder, const std::string& program,
 }
 
 size_t results_in(const Folder& folder, const StepPlan& plan) {
-  size_t count = 0;
-  for (size_t portion = 0; portion < plan.portions.size(); ++portion) {
-    count += has_result(folder, portion) ? 1 : 0;
-  }
-  return count;
+  const std::vector<bool> found = with_results(folder, plan);
+  return static_cast<size_t>(std::count(found.begin(), found.end(), true));
 }
 
 }  // namespace dsckpt

@@ -23,7 +23,7 @@ Units::Units(const CopyPlan& plan, std::span<const RecordUse::ExtraRead> extra_r
   size_t expected = 0;
   for (const PlannedFile& file : plan.outputs()) expected += pieces(file.size, unit_bytes);
   for (const auto& extra : extra_reads) expected += pieces(extra.extent.size, piece);
-  // Of part of a plan they are not all.
+  // A part of a plan has fewer.
   if (cut.begin == 0 && cut.end == OutputCut().end) units_.reserve(expected);
 
   const std::vector<size_t> literals = cut_outputs(plan, unit_bytes, cut);
@@ -75,7 +75,7 @@ std::vector<size_t> Units::cut_outputs(const CopyPlan& plan, uint64_t unit_bytes
 }
 
 void Units::find_literals(const CopyPlan& plan, const std::vector<size_t>& items) {
-  // Whether the batch begins behind the begin of an item.
+  // Returns whether the batch begins behind the begin of an item.
   const auto begins_behind = [&](size_t batch, size_t item) {
     const PlanUnit& first = units_[batches_[batch]];
     return first.out == PlanUnit::kNoOutput || first.item > item ||

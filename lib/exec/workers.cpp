@@ -21,8 +21,7 @@ namespace dsckpt {
 namespace {
 
 // Throws IoError if that many threads cannot run at once. oneTBB would end the process when one of
-// its threads cannot start the next; what is tried here is left for it, as the C library keeps the
-// stacks.
+// its threads cannot start the next. The C library keeps the stacks of these threads for oneTBB's.
 void try_threads(unsigned threads) {
   static std::mutex mutex;
   static unsigned most = 1;  // this one
@@ -59,8 +58,8 @@ unsigned default_threads() {
 void with_threads(unsigned threads, const std::function<void()>& work) {
   if (threads == 0) threads = default_threads();
   try_threads(threads);
-  // Without the control an arena of more threads than cores would be cut down silently; with one
-  // for fewer, runs at the same time would be.
+  // Without the control an arena of more threads than cores would be cut down silently. With a
+  // control for fewer threads, other runs at the same time would be.
   std::optional<tbb::global_control> control;
   if (threads > cores()) control.emplace(tbb::global_control::max_allowed_parallelism, threads);
   tbb::task_arena(static_cast<int>(threads)).execute(work);

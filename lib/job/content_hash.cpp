@@ -13,7 +13,7 @@ namespace dsckpt {
 ContentHashes content_hashes(const Job::Impl& job, const std::vector<bool>& done,
                              const Reading& reading) {
   std::vector<Extent> contents;
-  std::vector<size_t> outputs;  // of each
+  std::vector<size_t> outputs;  // of each content
   for (size_t i = 0; i < job.copied.size(); ++i) {
     if (!is_packable(job.plan.outputs()[i].path) || (!done.empty() && done[i])) continue;
     contents.push_back({job.copied[i], 0, (*job.inputs)[job.copied[i]].size()});

@@ -14,7 +14,7 @@ namespace dsckpt {
 using ContentHashes = std::vector<std::optional<Sha256Digest>>;
 
 // Reads the packable inputs of a job that copies files, but for those of outputs that are `done`:
-// by output. All ranks of a group read. Sets progress.bytes_done and bytes_total. Throws
+// by output. All ranks of a run read. Sets progress.bytes_done and bytes_total. Throws
 // InterruptedError and what reading throws.
 ContentHashes content_hashes(const Job::Impl& job, const std::vector<bool>& done,
                              const Reading& reading);

@@ -25,7 +25,7 @@ class MemorySink final : public Sink {
   std::span<const std::span<std::byte>> outs_;
 };
 
-// The files that `plan` reads, and of each the parts.
+// Returns the files that `plan` reads, with the parts that it reads.
 std::map<FileId, std::vector<Extent>> parts_read(const CopyPlan& plan) {
   std::map<FileId, std::vector<Extent>> parts;
   for (const CopyItem& item : plan.items()) {
@@ -36,7 +36,7 @@ std::map<FileId, std::vector<Extent>> parts_read(const CopyPlan& plan) {
   return parts;
 }
 
-// Those of `records`, which any byte is read of, that the plan reads whole.
+// Returns the records that the plan reads whole. It reads some bytes of all `records`.
 std::vector<InputRecord> read_whole(const CopyPlan& plan, std::vector<InputRecord> records) {
   std::map<FileId, std::vector<Extent>> parts = parts_read(plan);
   for (auto& [file, extents] : parts) {

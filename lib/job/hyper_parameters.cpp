@@ -25,7 +25,7 @@ Maker always(Value value) {
   return [value](TorchArchiveWriter&) { return value; };
 }
 
-// `value` as torch's optimizer has it; nullptr if it is no plain data.
+// Returns `value` in the form of torch's optimizer, or nullptr unless it is plain data.
 Maker option_of(const TorchArchive& archive, std::string_view key, const Value& value,
                 PlainData& plain) {
   if (TorchArchive::is_tensor(value)) {
@@ -33,7 +33,7 @@ Maker option_of(const TorchArchive& archive, std::string_view key, const Value& 
     return number ? always(Document::real(*number)) : nullptr;
   }
   if (!plain.is_plain(value)) return nullptr;
-  // DeepSpeed's optimizers keep the list that the configuration has.
+  // DeepSpeed's optimizers keep the configuration's list.
   const bool is_list = key == "betas" && value.is(Kind::list);
   return [&archive, value, is_list](TorchArchiveWriter& writer) {
     const Value copy = writer.import(archive, value);
@@ -49,8 +49,8 @@ uint64_t bytes_of(const Maker& value) {
   return std::move(writer).write().pickle.size();
 }
 
-// What the configuration says; nullopt if it names no optimizer. engine.py
-// _configure_basic_optimizer: Adam is AdamW unless adam_w_mode says otherwise.
+// Returns the configuration's choice, or nullopt if it names no optimizer. In engine.py
+// _configure_basic_optimizer Adam is AdamW unless adam_w_mode is false.
 std::optional<bool> is_decoupled(const Checkpoint& checkpoint) {
   if (checkpoint.files().model.empty()) return std::nullopt;
   const Value root = checkpoint.files().model.front().archive->root();
@@ -70,8 +70,8 @@ std::optional<double> number(const TorchArchive& archive, const Value& value) {
   return is_number || TorchArchive::is_tensor(value) ? archive.scalar(value) : std::nullopt;
 }
 
-// What the learning rate began with: where a schedule moved it, as the configuration says it; or
-// else what it is now. torch's schedulers look for it, and DeepSpeed's leave none.
+// Returns the initial learning rate, which torch's schedulers need and DeepSpeed's do not save.
+// With a schedule it is the configuration's, else the current one.
 std::optional<double> first_rate(const Checkpoint& checkpoint, const ShardValue& settings) {
   if (!checkpoint.files().model.empty()) {
     const TorchArchive& archive = *checkpoint.files().model.front().archive;
@@ -108,7 +108,7 @@ bool PlainData::walk(const Value& value) {
       return false;
   }
   if (not_plain_.contains(value.identity())) return false;
-  // Values may be shared as often as one likes.
+  // Any number of values may share this one, so it is walked once.
   if (!seen_.insert(value.identity()).second || walk_all(value)) return true;
   not_plain_.insert(value.identity());
   return false;
@@ -127,7 +127,7 @@ bool PlainData::walk_all(const Value& container) {
 UnsupportedError unknown_groups(const Checkpoint& checkpoint, const std::string& hint) {
   const bool is_split = checkpoint.facts().model_parallel;
   return UnsupportedError({.file = checkpoint.tag_folder().string()},
-                          std::string("does not tell the optimizer's groups") +
+                          std::string("does not show the optimizer's groups") +
                               (is_split ? ": the model is split over ranks" : ""))
       .with_hint(hint);
 }
@@ -164,7 +164,7 @@ std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const
   std::vector<HyperParameter> options;
   const ShardValue& settings = group.settings;
   if (settings.archive == nullptr || !settings.value.is_mapping()) return options;
-  uint64_t bytes = 0;  // options can share what they consist of
+  uint64_t bytes = 0;  // options can share their parts
   for (const auto& [key, value] : settings.value.as_dict().items) {
     if (!key.is(Kind::string) || key.as_string() == "params") continue;
     std::string name(key.as_string());
@@ -177,7 +177,7 @@ std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const
       }
       options.push_back({std::move(name), std::move(option)});
     } else {
-      note("'" + printable(name) + "' of the optimizer's groups is no plain data; it is left out");
+      note("'" + printable(name) + "' of the optimizer's groups is not plain data and is left out");
     }
   }
   const auto has = [&](std::string_view key) {
@@ -195,7 +195,7 @@ std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const
     const std::optional<bool> decoupled = is_decoupled(checkpoint);
     if (!decoupled && !has(kDecoupled)) {
       note("'" + std::string(kDecoupled) +
-           "' is true, as of AdamW: nothing tells what this run's Adam did");
+           "' is true, as for AdamW: the files do not show whether it was true in this run");
     }
     add(kDecoupled, Document::boolean(decoupled.value_or(true)));
     const Value corrected = settings.value.find_or_none("bias_correction");

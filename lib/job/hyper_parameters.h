@@ -53,12 +53,12 @@ struct GroupRates {
 // 0 where the files do not tell.
 GroupRates rates_of(const Checkpoint& checkpoint, const ParamGroup& group);
 
-// Those that the checkpoint has, but for `params`; `betas` as a tuple, a tensor of one number as
-// that number; `initial_lr` where the files have none. Then, with torch's defaults, what the
-// optimizers of torch 2.13 want besides: of an Adam `amsgrad` and `decoupled_weight_decay` too,
-// which is what the configuration says. None if the files have none. Adds notes on values that are
-// no plain data, and on behaviour that torch's optimizer does not share. `plain`: one for all
-// groups. The checkpoint has to outlive the result.
+// The hyper-parameters of the checkpoint, but for `params`. `betas` is a tuple, and a tensor of one
+// number is that number; `initial_lr` is added where the files have none. Then, with torch's
+// defaults, what the optimizers of torch 2.13 want besides: of an Adam `amsgrad` and
+// `decoupled_weight_decay` too, which is what the configuration says. None if the files have none.
+// Adds notes on values that are no plain data, and on behaviour that torch's optimizer does not
+// share. `plain`: one for all groups. The checkpoint has to outlive the result.
 std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const ParamGroup& group,
                                              bool adam, PlainData& plain,
                                              const std::function<void(std::string)>& note);

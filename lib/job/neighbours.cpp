@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::string_view kTrainerOfOneRank = "rng_state.pth";
 
-// What the tools themselves have put there.
+// Returns whether the tools themselves made this file.
 bool is_of_tools(std::string_view name) {
   return name.starts_with(kStagingPrefix) || name.starts_with(kKeepPrefix);
 }
@@ -37,7 +37,7 @@ bool is_folder(const fs::path& path) {
   return fs::symlink_status(path, ignored).type() == fs::file_type::directory;
 }
 
-// Files of one kind with the random numbers of a rank each.
+// Files of one kind, each with a rank's random numbers.
 struct RandomStates {
   std::string_view prefix;
   std::string_view suffix;
@@ -58,7 +58,7 @@ struct RandomStates {
   }
 };
 
-// "rank 3", "ranks 0, 2 to 7"; empty for none. `ranks` ascend.
+// Returns "rank 3" or "ranks 0, 2 to 7", or "" for none. `ranks` must ascend.
 std::string ranks_text(const std::vector<uint32_t>& ranks) {
   std::string text;
   for (size_t i = 0; i < ranks.size();) {
@@ -150,7 +150,7 @@ class Finder {
     if (added_.insert(name).second) result_.files.push_back({source, std::move(name)});
   }
 
-  // Whether `path`, which is no folder, is a file to copy; a note if it is not.
+  // Returns whether `path`, which is not a folder, is a file to copy. Adds a note if it is not.
   bool is_file(const fs::path& path, const fs::path& name) {
     std::error_code ignored;
     refuse_two_forms(path);
@@ -193,7 +193,7 @@ class Finder {
                        [&](const fs::path& root) { return fs::equivalent(path, root, ignored); });
   }
 
-  // Those that are no shards of ZeRO.
+  // Returns the saved states that are not ZeRO's shards.
   std::vector<SavedState> states_of_others(const fs::path& folder) {
     std::vector<SavedState> states = states_in(*listed_, folder);
     std::erase_if(states, [](const SavedState& state) {
@@ -202,7 +202,7 @@ class Finder {
     return states;
   }
 
-  // Whether a file of the named folder is one of another framework's checkpoint.
+  // Returns whether a file of the named folder belongs to another framework's checkpoint.
   bool is_of_state(const fs::path& path) {
     if (own_states_.empty()) return false;
     const auto rank = parse_rank_name(path.filename().string());
@@ -255,7 +255,7 @@ class Finder {
   }
 
   void note_foreign(const fs::path& path) {
-    note(path.filename().string() + " is not of a run on " + counted(old_ranks_, "rank") +
+    note(path.filename().string() + " does not belong to a run on " + counted(old_ranks_, "rank") +
          " and is left out");
   }
 

@@ -52,24 +52,24 @@ struct CheckpointPlace {
 
 // The files that belong beside the shards of the same run on another number of data-parallel ranks.
 //
-// Of the tag folder: files that are not shards, as TAG/NAME. Unless the user named the tag folder
-// itself, also of the named folder: all files under their own names but `latest` and
-// `latest_universal`, and all folders with everything in them but those that hold shards (other
-// tags; with a note if they lie deeper), `zero` (universal), unfinished outputs
-// (.dsckpt-staging-*) and what begins with kKeepPrefix. Another framework's own files in the named
-// folder do not count: chunks, files of ranks, weights and optimizers. Links to files in these
-// folders are copied as files. Links out of them, links to folders, broken links, and what is
-// neither file nor folder are left out, with a note; so are folders of the tag folder but
+// From the tag folder: files that are not shards, as TAG/NAME. Also from the named folder, unless
+// the user named the tag folder itself. All its files but `latest` and `latest_universal` keep
+// their names. All its folders come with everything in them, but for those that hold shards (other
+// tags; with a note if they lie deeper). `zero` (universal), unfinished outputs (.dsckpt-staging-*)
+// and names that begin with kKeepPrefix do not come, either. Another framework's own files in the
+// named folder do not count: chunks, files of ranks, weights and optimizers. Links to files in
+// these folders are copied as files. Links out of them, links to folders, broken links, and entries
+// that are neither file nor folder are left out, with a note. So are folders of the tag folder but
 // offloaded_tensors, which is part of the shards. Empty folders are not made.
 //
 // Random numbers, in the named folder: ranks that both runs have keep theirs. rng_state_{r}.pth is
-// the Hugging Face Trainer's (trainer.py _load_rng_state: rng_state.pth in a run on one rank, which
-// therefore changes its name), random_states_{r}.pkl Accelerate's. Notes say which ranks start with
-// fresh ones, as both frameworks let them, and whose are left out.
+// the Hugging Face Trainer's (trainer.py _load_rng_state). A run on one rank calls it
+// rng_state.pth, so its name changes. random_states_{r}.pkl is Accelerate's. Notes say which ranks
+// start with fresh ones, as both frameworks let them, and whose are left out.
 //
 // Destinations are distinct, none is a shard's name in the tag folder, `latest` or
 // `latest_universal`. A caller that writes another file beside the shards first takes the neighbour
-// of that name out of `files`: CopyPlan::validate() refuses two outputs of one path.
+// of that name out of `files`. CopyPlan::validate() refuses two outputs of one path.
 //
 // Throws IoError for a folder that cannot be listed.
 Neighbours find_neighbours(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks);

@@ -16,7 +16,7 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// Without a slash at its end.
+// Returns the path without a slash at its end.
 fs::path named(const fs::path& output) {
   const fs::path absolute = fs::absolute(output);
   return absolute.has_filename() ? absolute : absolute.parent_path();
@@ -56,7 +56,8 @@ bool is_staging(const fs::path& path) {
   return path.filename().string().starts_with(kStagingPrefix);
 }
 
-// Throws for a file in `output` that would be lost. `staging_too`: what runs before have left is.
+// Throws if `output` has a file that would be lost. `staging_too`: also checks leftovers of earlier
+// runs.
 void check_only_ours(const Place& place, const fs::path& output, bool staging_too) {
   std::error_code failed;
   fs::recursive_directory_iterator it(output, failed);
@@ -74,21 +75,22 @@ void check_only_ours(const Place& place, const fs::path& output, bool staging_to
   if (failed) throw IoError({.file = output.string()}, "cannot list", failed.value());
 }
 
-void check_replaceable(const Place& place, const fs::path& output, bool force, bool resume) {
+void check_replaceable(const Place& place, const fs::path& output, bool force, bool resume,
+                       const fs::path& planned_in) {
   std::error_code failed;
   if (!fs::exists(output, failed)) return;
   if (!fs::is_directory(output, failed)) {
     throw UsageError(output.string() + ": is not a folder")
-        .with_hint("the output is a folder that is made; give another name");
+        .with_hint("the output must be a new folder; give another name");
   }
-  // In an object store they are in the folder itself.
+  // In an object store, leftovers of earlier runs are in the folder itself.
   const bool in_store = far_place(fs::absolute(output)).has_value();
   const fs::directory_iterator entries(output, failed);
   const bool is_free = std::all_of(begin(entries), end(entries), [&](const auto& entry) {
     return in_store && is_staging(entry.path());
   });
   if (!failed && is_free) return;
-  if (!force && !(resume && can_go_on(resolved_path(output)))) {
+  if (!force && !(resume && can_go_on(planned_in.empty() ? resolved_path(output) : planned_in))) {
     throw UsageError(output.string() + ": exists already")
         .with_hint("--force replaces " + place.replaced);
   }
@@ -101,7 +103,7 @@ void check_alone(const Place& place, const fs::path& output) {
   const std::string more =
       others.size() == 1 ? "" : " and " + counted(others.size() - 1, "file") + " more";
   throw UsageError(output.string() + ": holds " + others.front() + more +
-                   " of another run, which would be taken for a part of what is written")
+                   " of another run, which would be taken for a part of the output")
       .with_hint("give an empty folder, or --force, which writes beside " +
                  std::string(others.size() == 1 ? "it" : "them"));
 }
@@ -137,12 +139,13 @@ Place place_beside(const Source& source) {
   return place;
 }
 
-void check_place(const Place& place, const fs::path& output, bool force, bool resume) {
+void check_place(const Place& place, const fs::path& output, bool force, bool resume,
+                 const fs::path& planned_in) {
   if (!place.pointer.empty()) check_pointer(place, output);
   if (output.empty()) throw UsageError("the output folder has no name");
-  static_cast<void>(resolved_path(output));  // another user's link is refused before it is followed
+  static_cast<void>(resolved_path(output));  // refuses another user's link before it is followed
   check_apart(place, output);
-  if (place.is_ours) check_replaceable(place, output, force, resume);
+  if (place.is_ours) check_replaceable(place, output, force, resume, planned_in);
   if (place.others && !force) check_alone(place, output);
 }
 

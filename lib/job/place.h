@@ -40,9 +40,9 @@ struct Place {
 Place place_beside(const Source& source);
 
 // Throws UsageError if `output` is no place for it. `resume`: what a run before has left there is
-// nothing in the way.
+// nothing in the way. `planned_in`: the folder of its plan, if that is elsewhere.
 void check_place(const Place& place, const std::filesystem::path& output, bool force,
-                 bool resume = false);
+                 bool resume = false, const std::filesystem::path& planned_in = {});
 
 // Place::pointer of that output: where the user sees it, whether or not it is a link.
 std::filesystem::path pointer_file(const Place& place, const std::filesystem::path& output);

@@ -8,9 +8,9 @@
 #include <string>
 
 #include "dsckpt/run.h"
+#include "exec/meeting.h"
 #include "exec/share_forecast.h"
 #include "exec/step_files.h"
-#include "group/group.h"
 #include "io/folder.h"
 #include "job/job_impl.h"
 
@@ -21,26 +21,28 @@ namespace dsckpt {
 using FolderCheck = std::function<void(const Folder& folder)>;
 
 // run() of dsckpt/run.h, watched and stopped through `progress`, into an `output` that has passed
-// check_place(). With a group, of which this is rank 0, all its ranks read and write. `check`: not
+// check_place(). With `others`, of which this is rank 0, all ranks read and write. `check`: not
 // called in object stores.
+struct OtherRanks {
+  Meeting& meeting;
+  PlannedBy by;  // as plan_steps()
+};
 RunStats run(const Job& job, const std::filesystem::path& output, const RunOptions& options,
-             Progress& progress, Group* group = nullptr, const FolderCheck& check = {});
+             Progress& progress, const OtherRanks* others = nullptr, const FolderCheck& check = {});
 
 // The first step of such a run, after which any process may work (exec/step_work.h) and
 // commit_planned() ends it. Refuses what other processes could not do.
-struct Planned {
-  std::filesystem::path folder = {};
-  size_t portions = 0;
-  uint64_t bytes = 0;      // that they write, or read only to check them
-  bool was_there = false;  // before, of the same job
+// `by`: the command that calls commit_planned() with the same arguments. Throws what run() throws.
+struct StepPlace {
+  uint64_t portions = 0;                  // about so many; 0: as many as suit
+  std::filesystem::path planned_in = {};  // the plan's folder, only if the output is in a store
 };
-// `by`: the command that calls commit_planned() with the same arguments. `portions`: about so many;
-// 0: as many as suit. Throws what run() throws.
 Planned plan_steps(const Job& job, const std::filesystem::path& output, const RunOptions& options,
-                   const PlannedBy& by, uint64_t portions, Progress& progress);
+                   const PlannedBy& by, const StepPlace& place, Progress& progress);
 // The last step: does what is left, and commits. Nothing if nothing is planned or left there.
 std::optional<RunStats> commit_planned(const Job& job, const std::filesystem::path& output,
-                                       const RunOptions& options, Progress& progress);
+                                       const RunOptions& options,
+                                       const std::filesystem::path& planned_in, Progress& progress);
 
 // Tests if that run could begin, without writing a byte: throws its errors for the place. Returns
 // what it would say of the space; "" if that suffices. With RunOptions::resume nothing is looked

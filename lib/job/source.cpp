@@ -17,6 +17,7 @@
 #include "dsckpt/error.h"
 #include "format/read_tensor.h"
 #include "io/content_name.h"
+#include "io/far_files.h"
 #include "io/mapped_file.h"
 #include "io/text_file.h"
 
@@ -34,7 +35,7 @@ void refuse_weights_options(const SourceOptions& options) {
   }
 }
 
-// A name a line.
+// Reads one name from each line.
 std::vector<std::string> read_param_names(const fs::path& path) {
   const std::string text = read_text(path, "names of parameters");
   std::vector<std::string> names;
@@ -60,20 +61,22 @@ OpenOptions open_options(const SourceOptions& options) {
                    .model = options.model,
                    .order = {.groups = options.group_names},
                    .optimizer_states = options.optimizer_states,
-                   .slices_apart = options.slices_apart,
+                   // Weights from elsewhere are of whole parameters.
+                   .slices_apart = options.slices_apart && options.weights_from.empty(),
+                   .cut_anew = options.cut_anew,
                    .allow_missing = options.allow_missing};
   for (const std::string& rule : options.tp_rules) open.tp_rules.push_back(TpRule::parse(rule));
   if (!options.param_names.empty()) open.order.names = read_param_names(options.param_names);
   return open;
 }
 
-// Weights to give to the checkpoint at `path`.
+// Checks the weights that are to replace those of the checkpoint at `path`.
 void check_weights_from(const SourceOptions& options, const fs::path& path, bool is_weights) {
   if (options.weights_from.empty()) return;
   if (is_weights) {
     throw UsageError("--weights-from gives weights to a checkpoint, and " + path.string() +
                      " is weights itself")
-        .with_hint("the checkpoint whose training goes on comes first");
+        .with_hint("name the checkpoint that training continues from first");
   }
   if (options.allow_missing) throw UsageError("--weights-from takes complete checkpoints");
   std::error_code failed;
@@ -83,7 +86,7 @@ void check_weights_from(const SourceOptions& options, const fs::path& path, bool
   if (is_weights_input(options.weights_from, "", Beside::shards)) return;
   throw UsageError("--weights-from: " + options.weights_from.string() +
                    " holds no weights, a folder of Hugging Face, a .safetensors or a .bin file")
-      .with_hint("of checkpoints, zero-to-fp32 makes weights, with --average the mean of several");
+      .with_hint("zero-to-fp32 makes weights of a checkpoint, with --average the mean of several");
 }
 
 // A parameter or one of its states.
@@ -128,10 +131,15 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
   const Beside beside = options.optimizer_states ? Beside::optimizer : Beside::shards;
   const bool is_weights = options.weights && is_weights_input(path, options.tag, beside);
   check_weights_from(options, path, is_weights);
-  if (!is_weights && options.weights_from.empty()) refuse_weights_options(options);
+  if (!is_weights && options.weights_from.empty() && options.set_change.add.empty()) {
+    refuse_weights_options(options);
+  }
   if (!options.like.empty()) {
-    impl->like = std::make_shared<const Checkpoint>(
-        Checkpoint::open(*impl->inputs, options.like, {.tag = {}, .optimizer_states = true}));
+    impl->like = std::make_shared<const Checkpoint>(Checkpoint::open(*impl->inputs, options.like,
+                                                                     {.tag = {},
+                                                                      .optimizer_states = true,
+                                                                      .tp_rules = open.tp_rules,
+                                                                      .cut_anew = open.cut_anew}));
     for (const ParamGroup& group : impl->like->groups()) open.order.groups.push_back(group.params);
   }
   KeyMap rules = options.key_map.empty() ? KeyMap() : read_key_map(options.key_map);
@@ -150,7 +158,7 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
     impl->checkpoint = std::make_shared<const Checkpoint>(
         Checkpoint::renamed(*impl->inputs, impl->checkpoint, rules));
   }
-  // It gets the groups and files of `like`.
+  // The groups and files come from `like`.
   if (impl->like && impl->checkpoint->facts().is_foreign() && options.optimizer_states) {
     impl->checkpoint = std::make_shared<const Checkpoint>(
         Checkpoint::with_values(*impl->inputs, impl->like, impl->checkpoint));
@@ -159,12 +167,17 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
     impl->checkpoint = std::make_shared<const Checkpoint>(
         Checkpoint::with_weights(*impl->inputs, impl->checkpoint, options.weights_from, names));
   }
+  if (options.set_change.any()) {
+    impl->checkpoint = std::make_shared<const Checkpoint>(
+        Checkpoint::changed_set(*impl->inputs, impl->checkpoint, options.set_change, names,
+                                open.order.names, impl->like.get()));
+  }
   return Source(std::move(impl));
 }
 
 namespace {
 
-// The checkpoints in `folder` that are complete, by their steps; notes on those that are not.
+// Returns the complete checkpoints in `folder`, sorted by step. Adds notes on the others.
 std::vector<fs::path> complete_ones(const fs::path& folder, const SourceOptions& options,
                                     std::vector<std::string>& notes) {
   std::vector<std::pair<int64_t, fs::path>> found;
@@ -177,7 +190,7 @@ std::vector<fs::path> complete_ones(const fs::path& folder, const SourceOptions&
       OpenOptions open = open_options(options);
       open.tag = each.tag;
       const Checkpoint checkpoint = Checkpoint::open(inputs, each.path, open);
-      if (!checkpoint.facts().global_steps) throw InconsistentError({}, "does not tell its step");
+      if (!checkpoint.facts().global_steps) throw InconsistentError({}, "has no step number");
       found.emplace_back(*checkpoint.facts().global_steps,
                          each.tag.empty() ? each.path : each.path / each.tag);
     } catch (const InterruptedError&) {
@@ -192,7 +205,7 @@ std::vector<fs::path> complete_ones(const fs::path& folder, const SourceOptions&
   return paths;
 }
 
-// How many checkpoints lie in the folder; 0 if it cannot be told.
+// Returns the number of checkpoints in the folder, or 0 if it is unknown.
 size_t tags_in(const fs::path& folder, const SourceOptions& options) {
   try {
     return all_checkpoints(folder, options.model).size();
@@ -212,7 +225,7 @@ std::vector<fs::path> averaged_paths(const std::vector<fs::path>& paths,
   if (tags.size() < average.last) {
     UsageError error("--last " + std::to_string(average.last) + ": " + paths.front().string() +
                      " has " + counted(tags.size(), "complete tag"));
-    const fs::path folder = (paths.front() / "").parent_path();  // without a slash at its end
+    const fs::path folder = (paths.front() / "").parent_path();  // removes a slash at the end
     const fs::path above = (folder.has_parent_path() ? folder : fs::absolute(folder)).parent_path();
     const size_t there = tags_in(above, options);
     if (there < average.last) throw error;
@@ -225,7 +238,7 @@ std::vector<fs::path> averaged_paths(const std::vector<fs::path>& paths,
 
 void check_average(const AverageOptions& average, const SourceOptions& options, size_t count) {
   if (options.optimizer_states || options.allow_missing) {
-    throw UsageError("an average is of complete checkpoints, and of weights without states");
+    throw UsageError("only complete checkpoints, and weights without states, can be averaged");
   }
   if (!options.roots.empty()) throw UsageError("--root goes with one checkpoint, not an average");
   if (count == 0) throw UsageError("an average of no checkpoints");
@@ -246,7 +259,7 @@ void check_average(const AverageOptions& average, const SourceOptions& options, 
   }
 }
 
-// The oldest first where all tell their steps.
+// Sorts from the oldest to the newest, if all have their steps.
 void sort_by_step(std::vector<AveragedCheckpoint>& parts) {
   const auto step = [](const AveragedCheckpoint& part) {
     return part.checkpoint->facts().global_steps;
@@ -256,13 +269,13 @@ void sort_by_step(std::vector<AveragedCheckpoint>& parts) {
                    [&](const auto& a, const auto& b) { return step(a) < step(b); });
 }
 
-// A = the oldest, then A = decay * A + (1 - decay) * next.
+// Weights for A = the oldest, then A = decay * A + (1 - decay) * next.
 void weigh_by_age(std::vector<AveragedCheckpoint>& parts, double decay) {
   double weight = 1;
   for (size_t i = parts.size(); i-- > 0; weight *= decay) {
     parts[i].weight = i == 0 ? weight : (1 - decay) * weight;
     if (parts[i].weight > 0) continue;
-    throw UsageError("--ema " + std::to_string(decay) + ": nothing is left of the oldest of " +
+    throw UsageError("--ema " + std::to_string(decay) + ": gives no weight to the oldest of " +
                      counted(parts.size(), "checkpoint"));
   }
 }
@@ -334,7 +347,9 @@ SourceFacts Source::facts() const {
           .ds_version = facts.ds_version,
           .global_steps = facts.global_steps,
           .tag = facts.tag,
-          .from_weights = facts.from_weights()};
+          .from_weights = facts.from_weights(),
+          .metadata = facts.from_weights() ? metadata_of(impl_->checkpoint->weights_files())
+                                           : std::map<std::string, std::string>()};
 }
 
 const std::vector<std::string>& Source::notes() const {
@@ -345,12 +360,14 @@ std::vector<SourceTensor> Source::tensors() const {
   std::vector<SourceTensor> tensors;
   for_each_element(*impl_->checkpoint, [&](const Element& element) {
     const TensorSource value = element.value();
+    const bool has_states = element.state == nullptr && !element.param->states.empty();
     tensors.push_back({.name = element.param->name,
                        .state = element.state == nullptr ? "" : element.state->key,
                        .kind = element.param->kind,
                        .dtype = value.dtype(),
                        .shape = value.shape(),
-                       .alias_of = element.param->alias_of});
+                       .alias_of = element.param->alias_of,
+                       .step = has_states ? step_of(*element.param) : std::nullopt});
   });
   return tensors;
 }
@@ -403,10 +420,11 @@ std::vector<std::string> Source::files(const SourceTensor& tensor) const {
 std::optional<TensorView> Source::view(const SourceTensor& tensor) const {
   const TensorSource value = value_of(*impl_->checkpoint, tensor);
   const std::optional<StridedView> view = value.as_strided();
-  // Loads want pointers that are multiples of the element's size.
+  // A load needs a pointer that is a multiple of the element's size.
   const bool viewable = view && view->extent.size > 0 &&
                         view->extent.offset % size_of(view->dtype) == 0 &&
-                        (*impl_->inputs)[view->extent.file].encoding() == Encoding::plain;
+                        (*impl_->inputs)[view->extent.file].encoding() == Encoding::plain &&
+                        !is_far((*impl_->inputs)[view->extent.file].path());
   if (!viewable) return std::nullopt;
   return in_context({.tensor = tensor.name}, [&] {
     const std::shared_ptr<MappedFile> file = impl_->mapping_of(view->extent.file);
@@ -436,15 +454,22 @@ UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
                             "was stripped to its weights by ckpt-pack strip: it has no optimizer "
                             "states");
   }
+  if (checkpoint.facts().layout == "torch-dist") {
+    UnsupportedError error({.file = checkpoint.tag_folder().string()},
+                           "has optimizer states in flat buckets, which only the ranks that saved "
+                           "them can read");
+    return std::move(error).with_hint(
+        "--dist-ckpt-optim-fully-reshardable of Megatron saves them by parameter");
+  }
   if (checkpoint.files().model.empty()) return unnamed_states(checkpoint.tag_folder());
   if (!checkpoint.facts().has_masters) {
-    return UnsupportedError({.file = checkpoint.tag_folder().string()},
-                            "has the 16-bit weights alone: this engine saved neither fp32 masters "
-                            "nor optimizer states");
+    return UnsupportedError(
+        {.file = checkpoint.tag_folder().string()},
+        "has only the 16-bit weights: this engine saved neither fp32 masters nor optimizer states");
   }
   return UnsupportedError(
       {.file = checkpoint.files().model.front().path.string(), .member = "optimizer.state"},
-      "has no names, and the shapes do not tell which parameter each state belongs to");
+      "has no names, and the shapes do not show which parameter each state belongs to");
 }
 
 }  // namespace dsckpt

@@ -1,5 +1,8 @@
-#include "group/sockets.h"
+#include "nodes/sockets.h"
 
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -27,10 +30,6 @@ void set_up(int socket) {
 
 }  // namespace
 
-Socket::~Socket() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 uint16_t port_of(int socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -40,9 +39,9 @@ uint16_t port_of(int socket) {
                    : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
-Socket listen_on(uint16_t port) {
+FileDescriptor listen() {
   for (const int family : {AF_INET6, AF_INET}) {
-    Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    FileDescriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (socket.get() < 0) continue;
     const int on = 1;
     const int off = 0;
@@ -54,41 +53,66 @@ Socket listen_on(uint16_t port) {
     if (family == AF_INET6) {
       ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
       any6.sin6_family = AF_INET6;
-      any6.sin6_port = htons(port);
       address = reinterpret_cast<sockaddr*>(&any6);
       size = sizeof any6;
     } else {
       any4.sin_family = AF_INET;
-      any4.sin_port = htons(port);
     }
     if (::bind(socket.get(), address, size) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) {
       return socket;
     }
   }
-  throw IoError({},
-                "cannot listen for the other ranks" +
-                    (port == 0 ? std::string() : " on port " + std::to_string(port)),
-                errno);
+  throw IoError({}, "cannot listen for the other ranks", errno);
 }
 
-Socket accept_from(const Socket& listening, std::chrono::milliseconds longest) {
+std::vector<std::string> own_addresses() {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) throw IoError({}, "cannot list network interfaces", errno);
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> all(first, ::freeifaddrs);
+  std::vector<std::string> addresses;
+  std::vector<std::string> of_this_host;
+  for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    std::array<char, INET6_ADDRSTRLEN> text{};
+    const void* address = nullptr;
+    if (entry->ifa_addr->sa_family == AF_INET) {
+      address = &reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr;
+    } else if (entry->ifa_addr->sa_family == AF_INET6) {
+      const auto* ipv6 = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
+      if (IN6_IS_ADDR_LINKLOCAL(&ipv6->sin6_addr)) continue;  // means another host elsewhere
+      address = &ipv6->sin6_addr;
+    }
+    if (address == nullptr ||
+        ::inet_ntop(entry->ifa_addr->sa_family, address, text.data(), text.size()) == nullptr) {
+      continue;
+    }
+    const bool loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
+    (loopback ? of_this_host : addresses).emplace_back(text.data());
+  }
+  addresses.insert(addresses.end(), of_this_host.begin(), of_this_host.end());
+  return addresses;
+}
+
+FileDescriptor accept_from(const FileDescriptor& listening, std::chrono::milliseconds longest) {
   pollfd polled{listening.get(), POLLIN, 0};
-  if (::poll(&polled, 1, static_cast<int>(longest.count())) != 1) return Socket();
-  Socket socket(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (::poll(&polled, 1, static_cast<int>(longest.count())) != 1) return FileDescriptor();
+  FileDescriptor socket(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
   if (socket.get() >= 0) set_up(socket.get());
   return socket;
 }
 
-Socket connect_to(const std::string& host, uint16_t port, std::chrono::milliseconds longest) {
+FileDescriptor connect_to(const std::string& host, uint16_t port,
+                          std::chrono::milliseconds longest) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* first = nullptr;
   if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first) != 0) {
-    return Socket();
+    return FileDescriptor();
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(first, ::freeaddrinfo);
   for (const addrinfo* entry = first; entry != nullptr; entry = entry->ai_next) {
-    Socket socket(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    FileDescriptor socket(
+        ::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (socket.get() < 0) continue;
     if (::connect(socket.get(), entry->ai_addr, entry->ai_addrlen) != 0 && errno != EINPROGRESS) {
       continue;
@@ -102,7 +126,7 @@ Socket connect_to(const std::string& host, uint16_t port, std::chrono::milliseco
       return socket;
     }
   }
-  return Socket();
+  return FileDescriptor();
 }
 
 bool Talk::say(std::span<const std::byte> bytes) {

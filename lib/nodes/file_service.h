@@ -1,6 +1,6 @@
-// FileService: the ranks of a group read files of each other's disks.
+// FileService: the ranks of a run read files of each other's disks.
 //
-// Each rank listens on a port of its own. A client with the group's token may list folders and read
+// Each rank listens on a port of its own. A client with the run's token may list folders and read
 // regular files there, with the rights of that rank's process. Nothing can be written. One
 // connection serves one reader, request by request: what is asked for and its answer are texts with
 // a CRC32. So all bytes go from the rank that has them to the rank that needs them.
@@ -19,9 +19,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/launch.h"
 #include "base/varint.h"
-#include "group/handshake.h"
-#include "group/sockets.h"
+#include "nodes/handshake.h"
+#include "nodes/sockets.h"
 
 namespace dsckpt {
 
@@ -53,7 +54,7 @@ std::vector<ListedFile> list_below(const std::filesystem::path& folder);
 class FileServer {
  public:
   // Throws IoError.
-  FileServer(const Rendezvous::Token& token, GroupIdentity identity, Member self);
+  FileServer(const Token& token, int rank);
   ~FileServer();
   FileServer(const FileServer&) = delete;
   FileServer& operator=(const FileServer&) = delete;
@@ -62,12 +63,11 @@ class FileServer {
 
  private:
   void accept_all();
-  void serve(Socket socket) const;
+  void serve(FileDescriptor socket) const;
 
-  const Rendezvous::Token token_;
-  const GroupIdentity identity_;
-  const Member self_;
-  const Socket listening_;
+  const Token token_;
+  const int rank_;
+  const FileDescriptor listening_;
   std::atomic<bool> stop_{false};
   std::vector<std::thread> readers_;  // the accepting thread's
   std::thread accepting_;
@@ -76,16 +76,22 @@ class FileServer {
 // Where a rank's server is.
 struct FileServerPlace {
   Member member = {};
-  std::vector<std::string> addresses = {};  // numeric, as Rendezvous'
+  std::vector<std::string> addresses = {};  // own_addresses()
   uint16_t port = 0;
 };
+void write_place(VarintWriter& writer, const FileServerPlace& place);
+FileServerPlace read_place(VarintReader& reader);
 
 // Reads files of other ranks. Any thread, several at a time: each has a connection of its own then.
 class FileClient {
  public:
   // `silence`: a server that does not answer for so long is lost.
-  FileClient(const Rendezvous::Token& token, GroupIdentity identity, Member self,
-             std::vector<FileServerPlace> places, std::chrono::milliseconds silence);
+  FileClient(const Token& token, std::vector<FileServerPlace> places,
+             std::chrono::milliseconds silence);
+
+  // `servers`: the token, and the place of each.
+  static std::shared_ptr<FileClient> of(const std::string& servers,
+                                        std::chrono::milliseconds silence);
 
   // Throw IoError that names the rank if it is lost, and for what fails there.
   std::vector<ListedFile> list(int rank, const std::filesystem::path& folder);
@@ -99,16 +105,14 @@ class FileClient {
  private:
   struct Server {
     FileServerPlace place;
-    std::vector<Socket> idle;  // connections that nobody uses
+    std::vector<FileDescriptor> idle;  // connections that nobody uses
   };
   std::string ask(int rank, const std::string& request, size_t longest);
-  Socket connection(int rank);
-  Socket connect(const FileServerPlace& place) const;
+  FileDescriptor connection(int rank);
+  FileDescriptor connect(const FileServerPlace& place) const;
   Server& server(int rank);
 
-  const Rendezvous::Token token_;
-  const GroupIdentity identity_;
-  const Member self_;
+  const Token token_;
   const std::chrono::milliseconds silence_;
   std::mutex mutex_;  // of what follows
   std::map<int, Server> servers_;

@@ -6,34 +6,22 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <utility>
+#include <vector>
+
+#include "base/file_descriptor.h"
 
 namespace dsckpt {
 
-// Owns a descriptor; -1: none.
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  ~Socket();
-  Socket(Socket&& other) noexcept : fd_(other.release()) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
-// On all interfaces; `port` 0: one that is free. Throws IoError.
-Socket listen_on(uint16_t port);
+// On all interfaces, at a port that is free. Throws IoError.
+FileDescriptor listen();
 uint16_t port_of(int socket);
+// The addresses of all interfaces that are up, numeric, the loopback's last. Throws IoError.
+std::vector<std::string> own_addresses();
 // The next connection that has come within `longest`; else none.
-Socket accept_from(const Socket& listening, std::chrono::milliseconds longest);
+FileDescriptor accept_from(const FileDescriptor& listening, std::chrono::milliseconds longest);
 // None if nobody answers there in time. `host` is a name or numeric.
-Socket connect_to(const std::string& host, uint16_t port, std::chrono::milliseconds longest);
+FileDescriptor connect_to(const std::string& host, uint16_t port,
+                          std::chrono::milliseconds longest);
 
 // Sends and receives over a socket, with a time limit. Members return false when the time is over,
 // and on failure. One thread.

@@ -1,4 +1,4 @@
-#include "group/file_service.h"
+#include "nodes/file_service.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/file_descriptor.h"
 #include "base/file_time.h"
 #include "base/kernels.h"
 #include "base/varint.h"
@@ -30,7 +31,7 @@ constexpr milliseconds kLongestGreeting{10'000};
 constexpr milliseconds kLongestAnswer{60'000};
 constexpr milliseconds kLookAgain{100};
 constexpr size_t kLongestRequest = 64 << 10;
-// What one answer holds of a file; a listing may be longer.
+// The most that one answer holds of a file; a listing may be longer.
 constexpr size_t kPieceBytes = 1 << 20;
 constexpr size_t kLongestListing = size_t{1} << 30;
 
@@ -63,24 +64,19 @@ std::optional<std::string> without_crc(const std::string& all) {
 // The file that a connection reads, which stays open from one request to the next.
 class OpenFile {
  public:
-  ~OpenFile() { close(); }
-  OpenFile() = default;
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-
   std::string read(const std::string& path, uint64_t size, int64_t modified, uint64_t offset,
                    uint64_t bytes) {
     if (path != path_) open(path);
     struct stat now {};
-    if (::fstat(fd_, &now) != 0) throw IoError({.file = path}, "cannot stat", errno);
+    if (::fstat(file_.get(), &now) != 0) throw IoError({.file = path}, "cannot stat", errno);
     const FileLook look = look_of(now);
     if (!S_ISREG(now.st_mode) || look.size != size || look.modified != modified) {
       throw IoError({.file = path}, "changed while it was being read", 0);
     }
     std::string out(std::min<uint64_t>(bytes, kPieceBytes), '\0');
     for (size_t done = 0; done < out.size();) {
-      const ssize_t got =
-          ::pread(fd_, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
+      const ssize_t got = ::pread(file_.get(), out.data() + done, out.size() - done,
+                                  static_cast<off_t>(offset + done));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw IoError({.file = path, .offset = offset + done}, "cannot read", errno);
       if (got == 0) throw IoError({.file = path, .offset = offset + done}, "file ends early", 0);
@@ -91,18 +87,13 @@ class OpenFile {
 
  private:
   void open(const std::string& path) {
-    close();
-    fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd_ < 0) throw IoError({.file = path}, "cannot open", errno);
+    path_.clear();
+    file_ = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!file_) throw IoError({.file = path}, "cannot open", errno);
     path_ = path;
   }
-  void close() {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
-    path_.clear();
-  }
 
-  int fd_ = -1;
+  FileDescriptor file_;
   std::string path_;
 };
 
@@ -174,12 +165,26 @@ std::vector<ListedFile> list_below(const fs::path& folder) {
   return found;
 }
 
-FileServer::FileServer(const Rendezvous::Token& token, GroupIdentity identity, Member self)
-    : token_(token),
-      identity_(std::move(identity)),
-      self_(std::move(self)),
-      listening_(listen_on(0)),
-      accepting_([this] { accept_all(); }) {}
+void write_place(VarintWriter& writer, const FileServerPlace& place) {
+  writer.number(static_cast<uint64_t>(place.member.rank));
+  writer.text(place.member.host);
+  writer.number(place.port);
+  writer.number(place.addresses.size());
+  for (const std::string& address : place.addresses) writer.text(address);
+}
+
+FileServerPlace read_place(VarintReader& reader) {
+  FileServerPlace place;
+  place.member.rank = static_cast<int>(reader.number());
+  place.member.host = reader.text();
+  place.port = static_cast<uint16_t>(reader.number());
+  place.addresses.resize(reader.count());
+  for (std::string& address : place.addresses) address = reader.text();
+  return place;
+}
+
+FileServer::FileServer(const Token& token, int rank)
+    : token_(token), rank_(rank), listening_(listen()), accepting_([this] { accept_all(); }) {}
 
 FileServer::~FileServer() {
   stop_ = true;
@@ -189,20 +194,20 @@ FileServer::~FileServer() {
 
 void FileServer::accept_all() {
   while (!stop_) {
-    Socket socket = accept_from(listening_, kLookAgain);
+    FileDescriptor socket = accept_from(listening_, kLookAgain);
     if (socket.get() < 0) continue;
     const int fd = socket.get();
     try {
-      readers_.emplace_back([this, fd] { serve(Socket(fd)); });
+      readers_.emplace_back([this, fd] { serve(FileDescriptor(fd)); });
       socket.release();
     } catch (const std::system_error&) {  // no thread: it may come again
     }
   }
 }
 
-void FileServer::serve(Socket socket) const {
+void FileServer::serve(FileDescriptor socket) const {
   try {
-    if (!welcome(socket.get(), token_, identity_, self_, kLongestGreeting)) return;
+    if (!welcome(socket.get(), token_, rank_, kLongestGreeting)) return;
     OpenFile file;
     while (!stop_) {
       pollfd polled{socket.get(), POLLIN, 0};
@@ -217,13 +222,24 @@ void FileServer::serve(Socket socket) const {
   }
 }
 
-FileClient::FileClient(const Rendezvous::Token& token, GroupIdentity identity, Member self,
-                       std::vector<FileServerPlace> places, milliseconds silence)
-    : token_(token), identity_(std::move(identity)), self_(std::move(self)), silence_(silence) {
+FileClient::FileClient(const Token& token, std::vector<FileServerPlace> places,
+                       milliseconds silence)
+    : token_(token), silence_(silence) {
   for (FileServerPlace& place : places) {
     const int rank = place.member.rank;
     servers_.emplace(rank, Server{std::move(place), {}});
   }
+}
+
+std::shared_ptr<FileClient> FileClient::of(const std::string& servers, milliseconds silence) {
+  Token token;
+  const ByteSpan bytes = as_byte_span(servers);
+  std::copy_n(bytes.begin(), token.size(), token.begin());
+  const std::string rest = servers.substr(token.size());
+  VarintReader reader(rest);
+  std::vector<FileServerPlace> places;
+  while (!reader.at_end()) places.push_back(read_place(reader));
+  return std::make_shared<FileClient>(token, std::move(places), silence);
 }
 
 std::vector<ListedFile> FileClient::list(int rank, const fs::path& folder) {
@@ -278,13 +294,13 @@ FileClient::Server& FileClient::server(int rank) {
   return found->second;
 }
 
-Socket FileClient::connection(int rank) {
+FileDescriptor FileClient::connection(int rank) {
   FileServerPlace place;
   {
     const std::lock_guard lock(mutex_);
     Server& found = server(rank);
     if (!found.idle.empty()) {
-      Socket socket = std::move(found.idle.back());
+      FileDescriptor socket = std::move(found.idle.back());
       found.idle.pop_back();
       return socket;
     }
@@ -294,13 +310,11 @@ Socket FileClient::connection(int rank) {
 }
 
 // Others may have the same address in networks of their own.
-Socket FileClient::connect(const FileServerPlace& place) const {
+FileDescriptor FileClient::connect(const FileServerPlace& place) const {
   for (const std::string& address : place.addresses) {
-    Socket socket = connect_to(address, place.port, kLongestConnect);
+    FileDescriptor socket = connect_to(address, place.port, kLongestConnect);
     if (socket.get() < 0) continue;
-    const std::optional<Member> member =
-        introduce(socket.get(), token_, identity_, self_, kLongestGreeting);
-    if (member && member->rank == place.member.rank) return socket;
+    if (introduce(socket.get(), token_, place.member.rank, kLongestGreeting)) return socket;
   }
   throw IoError({},
                 "cannot read the files of " + place.member.name() +
@@ -310,7 +324,7 @@ Socket FileClient::connect(const FileServerPlace& place) const {
 
 // The bytes behind a status of kDone.
 std::string FileClient::ask(int rank, const std::string& request, size_t longest) {
-  Socket socket = connection(rank);
+  FileDescriptor socket = connection(rank);
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) throw InterruptedError();
@@ -331,7 +345,7 @@ std::string FileClient::ask(int rank, const std::string& request, size_t longest
   const std::optional<std::string> answer = answered ? without_crc(all) : std::nullopt;
   if (!answer) {
     throw IoError({},
-                  member.name() + (answered ? " has sent what arrived with another checksum"
+                  member.name() + (answered ? " has sent bytes that arrived with another checksum"
                                             : " does not give its files any more"),
                   0);
   }

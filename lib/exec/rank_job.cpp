@@ -1,4 +1,4 @@
-#include "exec/rank_words.h"
+#include "exec/rank_job.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "base/text.h"
 #include "base/varint.h"
 #include "io/far_files.h"
 
@@ -35,19 +36,48 @@ std::vector<std::optional<Sha256Digest>> read_sha256(VarintReader& reader) {
   return all;
 }
 
+void write_far(VarintWriter& writer, const FarStaging& far) {
+  writer.number(far.part_bytes);
+  writer.text(far.run);
+  writer.text(far.marker);
+  writer.number(static_cast<uint64_t>(far.since));
+  writer.number(far.objects.size());
+  for (const FarStaging::Object& object : far.objects) {
+    writer.text(object.path);
+    writer.text(object.upload);
+    writer.number(object.is_held ? 1 : 0);
+  }
+}
+
+FarStaging read_far(VarintReader& reader) {
+  FarStaging far;
+  far.part_bytes = reader.number();
+  far.run = reader.text();
+  far.marker = reader.text();
+  far.since = static_cast<int64_t>(reader.number());
+  far.objects.resize(reader.count());
+  for (FarStaging::Object& object : far.objects) {
+    object.path = reader.text();
+    object.upload = reader.text();
+    object.is_held = reader.number() != 0;
+  }
+  return far;
+}
+
 }  // namespace
 
+void RankJob::add_input(const InputFile& file) {
+  inputs.push_back({std::filesystem::absolute(file.path()).string(), file.display(),
+                    file.stored_size(), file.modified()});
+  if (!has_far_files()) return;
+  const std::optional<FarFile> far = far_file(file.stored_path());
+  inputs.back().owner = far ? far->machine : 0;
+  inputs.back().path_there =
+      (far ? far->path : std::filesystem::absolute(file.stored_path())).string();
+}
+
 void RankJob::add_inputs(const InputFiles& files) {
-  for (FileId file = 0; file < files.size(); ++file) {
-    const InputFile& input = files[file];
-    inputs.push_back({std::filesystem::absolute(input.path()).string(), input.display(),
-                      input.stored_size(), input.modified()});
-    if (!has_far_files()) continue;
-    const std::optional<FarFile> far = far_file(input.stored_path());
-    inputs.back().owner = far ? far->machine : 0;
-    inputs.back().path_there =
-        (far ? far->path : std::filesystem::absolute(input.stored_path())).string();
-  }
+  for (FileId file = 0; file < files.size(); ++file) add_input(files[file]);
 }
 
 std::string RankJob::encode() const {
@@ -67,13 +97,15 @@ std::string RankJob::encode() const {
   writer.text(place.attempts_in.native());
   writer.text(place.target.native());
   for (const bool flag : {place.packed, place.direct, place.durable, place.are_there,
-                          options.keep_sums, sync_portions, sync_last}) {
+                          options.keep_sums, sync_results}) {
     writer.number(flag ? 1 : 0);
   }
   writer.number(place.write_bytes);
   writer.number(options.limit_rate);
   writer.number(options.pack ? static_cast<uint64_t>(*options.pack) + 1 : 0);
   write_sha256(writer, options.sha256);
+  writer.text(servers);
+  write_far(writer, place.far);
   return writer.take();
 }
 
@@ -95,29 +127,33 @@ RankJob RankJob::decode(std::string_view bytes) {
   job.place.attempts_in = reader.text();
   job.place.target = reader.text();
   for (bool* flag : {&job.place.packed, &job.place.direct, &job.place.durable, &job.place.are_there,
-                     &job.options.keep_sums, &job.sync_portions, &job.sync_last}) {
+                     &job.options.keep_sums, &job.sync_results}) {
     *flag = reader.number() != 0;
   }
   job.place.write_bytes = reader.number();
   job.options.limit_rate = reader.number();
   if (const uint64_t level = reader.number()) job.options.pack = static_cast<int>(level - 1);
   job.options.sha256 = read_sha256(reader);
+  job.servers = reader.text();
+  job.place.far = read_far(reader);
   return job;
+}
+
+IoError other_input(const RankJob::Input& wanted, const InputFile& file, bool on_rank) {
+  return IoError({.file = wanted.display},
+                 std::string("is another file here than ") +
+                     (on_rank ? "on rank 0" : "when it was planned") + ": " +
+                     counted(file.stored_size(), "byte") + " instead of " +
+                     std::to_string(wanted.stored_size) +
+                     (file.stored_size() == wanted.stored_size ? ", written at another time" : ""),
+                 0)
+      .with_hint(on_rank ? "all ranks must see the same files"
+                         : "all steps must see the same files; or abandon it, and plan anew");
 }
 
 uint64_t rate_of_rank(uint64_t bytes_per_second, int ranks) {
   if (bytes_per_second == 0) return 0;
   return std::max<uint64_t>(bytes_per_second / static_cast<uint64_t>(ranks), 1);
-}
-
-std::string encode_number(uint64_t number) {
-  VarintWriter writer;
-  writer.number(number);
-  return writer.take();
-}
-
-uint64_t decode_number(std::string_view bytes) {
-  return VarintReader(bytes).number();
 }
 
 std::string encode_failure(const std::exception& failure) {
