@@ -66,7 +66,7 @@ AffineLocations read_locations(const Value& list) {
   return AffineLocations(std::move(ranks));
 }
 
-// What `read` makes of `value`, once.
+// The result of `read` for `value`, made once.
 template <typename T, typename Read>
 T read_once(std::map<const void*, T>& known, const Value& value, Read&& read) {
   const auto found = known.find(value.identity());
@@ -346,7 +346,7 @@ struct Cut {
   size_t box = 0;
 };
 
-// That every leaf fills its part of the region is what proves that the boxes tile it.
+// Every leaf fills its part of the region: this proves that the boxes tile it.
 class Cutter {
  public:
   // `boxes` lie inside `shape` and are not empty; `what` they tile, for messages.
@@ -556,11 +556,47 @@ AffineAssembly::AffineAssembly(const AffineMap& map) : shape_(map.logical_shape)
   root_ = AffineAssembler(map).root();
 }
 
+std::optional<TpCut> AffineAssembly::cut() const {
+  const size_t ranks = shard_shapes_.size();
+  if (root_.parts.empty()) {
+    if (root_.holders.size() != ranks || shape_ != shard_shapes_.front()) return std::nullopt;
+    return TpCut::whole();
+  }
+  const size_t dim = root_.dim;
+  std::vector<TpPart> parts;
+  std::vector<int64_t> reached(ranks, 0);  // in each shard
+  const auto place = [&](const Holder& holder, const Region& region) {
+    const bool is_next = holder.size == region.shape && holder.begin[dim] == reached[holder.rank];
+    reached[holder.rank] += region.shape[dim];
+    return is_next;
+  };
+  for (size_t i = 0; i < root_.parts.size();) {
+    TpPart part;
+    const Region& first = root_.parts[i];
+    if (!first.parts.empty()) return std::nullopt;
+    part.on_every_rank = ranks > 1 && first.holders.size() == ranks;
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      if (i >= root_.parts.size()) return std::nullopt;
+      const Region& region = root_.parts[i];
+      const size_t holder = part.on_every_rank ? rank : 0;
+      if (!region.parts.empty() || region.holders.size() != (part.on_every_rank ? ranks : 1) ||
+          region.holders[holder].rank != rank || !place(region.holders[holder], region)) {
+        return std::nullopt;
+      }
+      part.widths.push_back(region.shape[dim]);
+      if (!part.on_every_rank) ++i;
+    }
+    if (part.on_every_rank) ++i;
+    parts.push_back(std::move(part));
+  }
+  return TpCut(dim, shape_.size(), std::move(parts));
+}
+
 TensorSource AffineAssembly::merge(const std::vector<TensorSource>& shards,
                                    std::string_view what) const {
   bool fits = shards.size() == shard_shapes_.size();
   for (size_t i = 0; fits && i < shards.size(); ++i) fits = shards[i].shape() == shard_shapes_[i];
-  if (!fits) throw InconsistentError({}, "other shards than the affine map speaks of");
+  if (!fits) throw InconsistentError({}, "other shards than those of the affine map");
   return merge(root_, shards, what);
 }
 

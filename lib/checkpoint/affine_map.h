@@ -13,12 +13,14 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/dtype_names.h"
 #include "checkpoint/shared_list.h"
+#include "checkpoint/tp_cut.h"
 #include "dsckpt/error.h"
 #include "pickle/pickle.h"
 #include "plan/tensor_source.h"
@@ -105,6 +107,12 @@ class AffineAssembly {
 
   const Shape& shape() const { return shape_; }
   const std::vector<Shape>& shard_shapes() const { return shard_shapes_; }
+
+  // How many boxes the logical tensor is made of.
+  size_t pieces() const { return root_.parts.empty() ? 1 : root_.parts.size(); }
+  // The map as a cut of parts along one dimension. All ranks have a part, or share it in their
+  // order. The parts follow each other in each shard. nullopt if the map is none.
+  std::optional<TpCut> cut() const;
 
   // Returns the logical tensor; blocks of several holders are TensorSource::same. Takes `shards` by
   // rank, of shard_shapes(), else throws InconsistentError. If blocks differ, the error names them

@@ -18,8 +18,8 @@
 namespace dsckpt {
 namespace {
 
-// What the ranks of one pipeline stage have of a parameter: one entry a tensor-parallel rank, in it
-// one an expert-parallel rank.
+// The parts of a parameter on the ranks of one pipeline stage: one entry a tensor-parallel rank, in
+// it one an expert-parallel rank.
 using StageParts = std::vector<std::vector<const OwnedParam*>>;
 
 // A parameter, wherever it is.
@@ -28,7 +28,7 @@ struct Parts {
   std::map<uint32_t, StageParts> stages;
 };
 
-// Whether two dicts have the same entries, but for those whose keys `skips` takes. Keys are texts.
+// True if two dicts have the same entries, but for those whose keys `skips` takes. Keys are texts.
 template <typename F>
 bool same_entries(const pickle::Value& a, const pickle::Value& b, const F& skips) {
   int left = kMaxPlainValues;
@@ -44,13 +44,27 @@ bool same_entries(const pickle::Value& a, const pickle::Value& b, const F& skips
   return holds(a, b) && holds(b, a);
 }
 
-// Whether two files have the same universal_checkpoint_info, but for what AutoEP says of the rank
+// True if two files have the same universal_checkpoint_info, but for AutoEP's facts of the rank
 // itself.
 bool same_rules(const pickle::Value& a, const pickle::Value& b) {
   if (!a.is_mapping() || !b.is_mapping()) return same_plain_data(a, b);
   return same_entries(a, b, [](const pickle::Value& key) {
     return !key.is(pickle::Kind::string) || key.as_string() == keys::kAutoEpLayers ||
            key.as_string() == keys::kAutoEpLayersLegacy;
+  });
+}
+
+// Whether groups of two ranks are parts of one: they have the same hyper-parameters.
+bool are_parts_of_one(const ParamGroup& a, const ParamGroup& b) {
+  if (a.settings.archive == nullptr || b.settings.archive == nullptr) {
+    return a.settings.archive == b.settings.archive;
+  }
+  const pickle::Value& of_a = a.settings.value;
+  const pickle::Value& of_b = b.settings.value;
+  if (!of_a.is_mapping() || !of_b.is_mapping()) return false;
+  if (of_a.as_dict().items.size() != of_b.as_dict().items.size()) return false;
+  return same_entries(of_a, of_b, [](const pickle::Value& key) {
+    return key.is(pickle::Kind::string) && key.as_string() == "params";
   });
 }
 
@@ -94,50 +108,39 @@ class Assembler {
   }
 
  private:
-  // Whether groups of two worlds are parts of one: they have the same hyper-parameters.
-  static bool are_alike(const ParamGroup& a, const ParamGroup& b) {
-    if (a.settings.archive == nullptr || b.settings.archive == nullptr) {
-      return a.settings.archive == b.settings.archive;
-    }
-    const pickle::Value& of_a = a.settings.value;
-    const pickle::Value& of_b = b.settings.value;
-    if (!of_a.is_mapping() || !of_b.is_mapping()) return false;
-    if (of_a.as_dict().items.size() != of_b.as_dict().items.size()) return false;
-    return same_entries(of_a, of_b, [](const pickle::Value& key) {
-      return key.is(pickle::Kind::string) && key.as_string() == "params";
-    });
-  }
-
-  // Those of all worlds: each has its parameters of every group, experts by the numbers that they
-  // have on each rank. None where the worlds have other ones.
+  // Those of all worlds, experts by the numbers that they have in the whole model. None where the
+  // worlds have other ones.
   std::vector<ParamGroup> joined_groups() {
     if (is_alone_ || (worlds_.size() == 1 && experts_of_.front().empty())) {
       return std::move(worlds_.front().groups);
     }
-    std::vector<ParamGroup> joined;
-    KeyedSet<std::string> seen;
+    GroupParts parts;
     for (size_t w = 0; w < worlds_.size(); ++w) {
-      const World& each = worlds_[w];
-      if (w == 0) {
-        joined = each.groups;
-        for (ParamGroup& group : joined) group.params.clear();
-      }
-      if (each.groups.empty() || each.groups.size() != joined.size()) return {};
-      for (size_t g = 0; g < joined.size(); ++g) {
-        if (!are_alike(joined[g], each.groups[g])) return {};
-        for (const std::string& local : each.groups[g].params) {
-          const auto experts = experts_of_[w].find(local);
-          const bool is_expert = experts != experts_of_[w].end();
-          for (const std::string& name : is_expert ? experts->second : std::vector{local}) {
-            if (seen.insert(name).second) joined[g].params.push_back(name);
-          }
-        }
-      }
+      std::vector<ParamGroup> groups = worlds_[w].groups;
+      for (ParamGroup& group : groups) group.params = global_names(group.params, experts_of_[w]);
+      parts.add(groups);
     }
+    std::vector<ParamGroup> joined = parts.take();
+    KeyedSet<std::string> names;
+    for (const ParamGroup& group : joined) names.insert(group.params.begin(), group.params.end());
     const bool has_all = std::all_of(
         draft_.params.begin(), draft_.params.end(),
-        [&](const Param& param) { return !is_trained(param) || seen.erase(param.name) == 1; });
-    return has_all && seen.empty() ? joined : std::vector<ParamGroup>();
+        [&](const Param& param) { return !is_trained(param) || names.erase(param.name) == 1; });
+    return has_all && names.empty() ? joined : std::vector<ParamGroup>();
+  }
+
+  static std::vector<std::string> global_names(const std::vector<std::string>& local,
+                                               const ExpertNames& experts) {
+    std::vector<std::string> names;
+    for (const std::string& name : local) {
+      const auto found = experts.find(name);
+      if (found == experts.end()) {
+        names.push_back(name);
+      } else {
+        names.insert(names.end(), found->second.begin(), found->second.end());
+      }
+    }
+    return names;
   }
 
   // The rules matter where slices are merged, and to whoever writes a universal checkpoint. Plain
@@ -149,7 +152,9 @@ class Assembler {
     const bool wanted =
         draft_.optimizer_states && draft_.facts.zero_stage != 0 && draft_.facts.zero_stage != 3;
     const bool is_pipeline = mesh_.pp > 1;
-    if (!sliced && !wanted && !is_pipeline) return UniversalInfo(draft_.tp_rules);
+    if (!sliced && !wanted && !is_pipeline && !draft_.cut_anew) {
+      return UniversalInfo(draft_.tp_rules);
+    }
     for (const World& other : worlds_) {
       const auto mine = model.fields.get(keys::kUniversalCheckpointInfo);
       const auto theirs = other.model->fields.get(keys::kUniversalCheckpointInfo);
@@ -279,6 +284,7 @@ class Assembler {
     for (const auto& ranks : parts) slices.push_back(ranks.front());
     const UniversalInfo::Rule rule = rule_for(name, each_of(slices, master_of));
     param.form = rule.form();
+    if (!parse_expert_name(name) || info_.has_rule(name)) param.cut = rule.cut();
     param.weight = rule.merge(each_of(slices, master_of), "fp32");
     for (size_t i = 0; i < first.states.size(); ++i) {
       param.states.push_back({first.states[i].key, rule.merge(each_of(slices, state_of(i, first)),
@@ -345,23 +351,26 @@ class Assembler {
     });
   }
 
-  // The rule for a parameter's slices. What DeepSpeed says of parameters without one, that they are
-  // cut along dimension 0, is no more than a guess where the program has given no rules at all.
-  // Then slices that are equal are copies; but equal numbers can be of copies and of a cut alike.
-  // Of frozen parameters, which DeepSpeed's converter leaves alone, programs say less.
+  // The rule for a parameter's slices. DeepSpeed takes parameters without a rule as cut along
+  // dimension 0. This is only a guess where the program has given no rules at all. Then slices that
+  // are equal are copies; but equal numbers can be of copies and of a cut alike. Programs say less
+  // of frozen parameters and of experts, which DeepSpeed's converter leaves alone.
   UniversalInfo::Rule rule_for(const std::string& name, const std::vector<TensorSource>& slices,
                                bool is_frozen = false) {
     if (mesh_.tp == 1) return info_.rule_for(name, shapes_of(slices));
     if (draft_.slices_apart && !info_.has_rule(name) && have_one_shape(slices)) {
       return UniversalInfo::replicated(name, shapes_of(slices));
     }
-    if (info_.has_rule(name) || (draft_.facts.has_universal_info && !is_frozen)) {
+    const bool is_expert = parse_expert_name(name).has_value();
+    if (info_.has_rule(name) || (draft_.facts.has_universal_info && !is_frozen && !is_expert)) {
       UniversalInfo::Rule rule = info_.rule_for(name, shapes_of(slices));
       check_is_cut(rule, slices);
       return rule;
     }
     if (!are_same(slices)) {
-      if (draft_.facts.has_universal_info) return info_.rule_for(name, shapes_of(slices));
+      if (draft_.facts.has_universal_info && !is_expert) {
+        return info_.rule_for(name, shapes_of(slices));
+      }
       throw no_rule("the slices of the tensor-parallel ranks differ");
     }
     if (slices.front().numel() > 1 && is_constant(draft_.inputs, slices.front())) {
@@ -464,7 +473,10 @@ class Assembler {
 
   Param whole(const Loose& loose) {
     Param param{.name = loose.name, .kind = loose.kind, .weight = loose.slices.front()};
-    if (mesh_.tp == 1) return param;
+    if (mesh_.tp == 1) {
+      if (draft_.cut_anew) param.cut = cut_of_lone(loose);
+      return param;
+    }
     const char* kind = to_string(loose.kind);
     if (loose.slices.size() != mesh_.tp) {
       draft_.notes.push_back(
@@ -475,8 +487,17 @@ class Assembler {
     if (loose.kind == ParamKind::buffer) return buffer(std::move(param), loose.slices);
     const UniversalInfo::Rule rule = rule_for(loose.name, loose.slices, true);
     param.form = rule.form();
+    param.cut = rule.cut();
     param.weight = rule.merge(loose.slices, "fp32");
     return param;
+  }
+
+  // Rules are of parameters, and leave most buffers to the default for these.
+  std::shared_ptr<const TpCut> cut_of_lone(const Loose& loose) {
+    if (loose.kind == ParamKind::buffer && !info_.has_rule(loose.name)) {
+      return std::make_shared<const TpCut>(TpCut::whole());
+    }
+    return info_.rule_for(loose.name, shapes_of(loose.slices)).cut();
   }
 
   // Every rank has run on its own batches, so copies may differ.
@@ -486,6 +507,7 @@ class Assembler {
       const UniversalInfo::Rule rule = info_.rule_for(param.name, shapes_of(slices));
       if (same || rule.shape() != slices.front().shape()) {
         param.form = rule.form();
+        param.cut = rule.cut();
         param.weight = rule.merge(slices, "buffer");
         return param;
       }
@@ -496,6 +518,7 @@ class Assembler {
     if (!std::all_of(slices.begin(), slices.end(), has_its_shape)) {
       throw no_rule("the slices of the tensor-parallel ranks have different shapes");
     }
+    param.cut = std::make_shared<const TpCut>(TpCut::whole());
     if (!same) {
       draft_.notes.push_back("buffer '" + param.name +
                              "' differs between tensor-parallel ranks; the first rank's is taken");
@@ -519,8 +542,8 @@ class Assembler {
   }
 
   void check_user_rules() const {
-    if (mesh_.tp == 1 && !draft_.tp_rules.empty()) {
-      throw UsageError("--tp-rule has nothing to say: there is one tensor-parallel rank");
+    if (mesh_.tp == 1 && !draft_.tp_rules.empty() && !draft_.cut_anew) {
+      throw UsageError("--tp-rule is of no use: there is one tensor-parallel rank");
     }
     const std::vector<std::string> unused = info_.unused_user_rules();
     if (!unused.empty()) throw UsageError("--tp-rule: '" + unused.front() + "' fits no parameter");
@@ -534,12 +557,31 @@ class Assembler {
   UniversalInfo info_;
   Experts experts_;
   ParamList params_;
-  // What optimizers own, by name: the shapes on the tensor-parallel ranks.
+  // The parameters that optimizers own, by name: the shapes on the tensor-parallel ranks.
   KeyedMap<std::string, std::vector<Shape>> trained_;
   std::vector<ExpertNames> experts_of_;  // of each world
 };
 
 }  // namespace
+
+void GroupParts::add(const std::vector<ParamGroup>& groups) {
+  if (is_first_) {
+    joined_ = groups;
+    for (ParamGroup& group : joined_) group.params.clear();
+  }
+  is_first_ = false;
+  fits_ = fits_ && !groups.empty() && groups.size() == joined_.size();
+  for (size_t g = 0; fits_ && g < groups.size(); ++g) {
+    fits_ = are_parts_of_one(joined_[g], groups[g]);
+    for (const std::string& name : groups[g].params) {
+      if (seen_.insert(name).second) joined_[g].params.push_back(name);
+    }
+  }
+}
+
+std::vector<ParamGroup> GroupParts::take() {
+  return fits_ ? std::move(joined_) : std::vector<ParamGroup>();
+}
 
 std::vector<std::string> names_in(const std::vector<World>& worlds) {
   std::vector<std::string> names;

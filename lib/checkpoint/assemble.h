@@ -1,8 +1,10 @@
 // From the ZeRO worlds of a checkpoint to the parameters of its model.
 #pragma once
 
+#include <string>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/pipeline_layers.h"
 #include "checkpoint/zero_world.h"
 
@@ -22,6 +24,23 @@ void assemble(CheckpointDraft& draft, std::vector<World>& worlds,
 // The same for one world alone: its slices of the parameters as they are, with all experts, and its
 // groups. The groups list experts by their names on their own rank.
 void assemble_alone(CheckpointDraft& draft, World world);
+
+// The parameter groups of a model whose ranks have different parts of each.
+class GroupParts {
+ public:
+  // Adds those of a rank, by the names of the whole model. A name that was added before counts
+  // once.
+  void add(const std::vector<ParamGroup>& groups);
+  // The groups that have the parameters of all ranks. None if a rank has other groups, other
+  // hyper-parameters or no groups at all.
+  std::vector<ParamGroup> take();
+
+ private:
+  std::vector<ParamGroup> joined_;
+  KeyedSet<std::string> seen_;
+  bool is_first_ = true;
+  bool fits_ = true;
+};
 
 // The names of all parameters and buffers that the files of `worlds` list, in their order, without
 // experts. They are for open_pipeline_layers().

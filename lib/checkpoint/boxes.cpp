@@ -11,7 +11,7 @@
 namespace dsckpt {
 namespace {
 
-// Of one tensor. Meshes make a grid, which takes as many as there are boxes.
+// The boxes of one tensor. Meshes make a grid, which takes as many as there are boxes.
 constexpr size_t kMostParts = size_t{1} << 22;
 
 std::string box_text(const Shape& offsets, const Shape& sizes) {
@@ -44,7 +44,8 @@ class BoxJoiner {
   }
 
  private:
-  // What a box has within the region: it is cut to that in the dimensions before the one at hand.
+  // The part of a box within the region: it is cut to that in the dimensions before the one at
+  // hand.
   struct Part {
     uint32_t box;
     TensorSource value;

@@ -17,6 +17,7 @@
 #include "checkpoint/find/tag_folder.h"
 #include "checkpoint/order_match.h"
 #include "checkpoint/shared_list.h"
+#include "checkpoint/tp_cut.h"
 #include "checkpoint/tp_rule.h"
 #include "deepspeed/engine_wrapper.h"
 #include "deepspeed/shard_name.h"
@@ -30,6 +31,7 @@
 namespace dsckpt {
 
 class KeyMap;
+struct SetChange;
 
 // How many ranks each kind of parallelism has.
 struct Mesh {
@@ -95,18 +97,28 @@ struct Param {
   SharedList<WholeState> others = {};  // what else is not one value an element
   // How the tensor-parallel ranks cut it.
   UniversalForm form = {};
+  // The same for other numbers of ranks; nullptr if nothing says it. Without tensor parallelism it
+  // is there only with OpenOptions::cut_anew.
+  std::shared_ptr<const TpCut> cut = {};
   // torch's flag of the master.
   bool requires_grad = false;
   // True if the weight is not the one that the files have under its name. Then it comes from
-  // Checkpoint::with_weights, or Checkpoint::renamed has cut or joined it.
+  // Checkpoint::with_weights, or Checkpoint::renamed or changed_set has changed it.
   bool given = false;
-  // For Checkpoint::renamed: its name in the files. If it is made of several, the name of the
-  // first.
+  // For Checkpoint::renamed and changed_set: its name in the files; "" if it is new. If it is made
+  // of several, the name of the first.
   std::string saved_name = {};
+  // True if the optimizer has not had it so far (Checkpoint::changed_set): there are no states. An
+  // optimizer's tensor of such parameters alone has none either; beside others they are zero.
+  bool fresh = false;
 };
 
 // True if an optimizer owns it under this name.
 bool is_trained(const Param& param);
+
+// The number of steps that the optimizer has made with it; nothing if the files have no such
+// number.
+std::optional<double> step_of(const Param& param);
 
 // `value` without the rows that only pad the vocabulary (UniversalForm::vocab_rows). `value` is the
 // weight or a state of `param`.
@@ -140,6 +152,14 @@ enum class StatesTold : uint8_t {
   yes,
   no,        // nothing tells which parameter each belongs to, or there are none: they are left out
   stripped,  // ckpt-pack strip has left them out, and the weights that there are masters of
+};
+
+// Where a world of Checkpoint::regridded is.
+struct GridPlace {
+  Mesh mesh;  // pp and tp of the new run
+  uint32_t mp_rank = 0;
+  // The rows of its vocabularies with their padding, if they have others than in the files.
+  std::optional<int64_t> padded_vocab_size = {};
 };
 
 // Facts about the run that wrote the checkpoint. Empty where the files do not say.
@@ -176,8 +196,11 @@ struct CheckpointFacts {
   // False if trained parameters are 16-bit weights and no file has fp32 masters of them. Then
   // params() has the weights. The states are then unknown too, except for files of weights.
   bool has_masters = true;
-  // The parameters have other names than in its files (Checkpoint::renamed).
+  // The parameters have other names than in its files, or are others (Checkpoint::renamed,
+  // changed_set).
   bool renamed = false;
+  // The parameters are those of a rank that its files are not of (Checkpoint::regridded).
+  std::optional<GridPlace> regridded = {};
 
   bool is_universal() const { return run == RunKind::universal || run == RunKind::made; }
   bool is_foreign() const { return run == RunKind::foreign || run == RunKind::made; }
@@ -209,6 +232,8 @@ struct OpenOptions {
   std::vector<TpRule> tp_rules = {};
   // Slices of one shape without a rule count as copies. The reader of the values compares them.
   bool slices_apart = false;
+  // The rules are also for another number of tensor-parallel ranks: Param::cut of a lone one.
+  bool cut_anew = false;
   // Continue without the files of ranks that are missing or cannot be read. Parameters with
   // elements there are in incomplete(), not in params().
   bool allow_missing = false;
@@ -323,8 +348,7 @@ class Checkpoint {
   // tensors of the files, in the stored types. Floating tensors count as trained, the others as
   // buffers, and there are no groups and no model files. Throws what Weights::open throws. Throws
   // InconsistentError for names that become equal, and for names, shapes and types that are not
-  // those of `like`. Throws UnsupportedError for a `like` that is split over ranks. `like` must
-  // outlive the result.
+  // those of `like`. `like` must outlive the result.
   static Checkpoint from_weights(InputFiles& inputs, const std::filesystem::path& path,
                                  const WeightNames& names = {}, const Checkpoint* like = nullptr);
 
@@ -332,8 +356,7 @@ class Checkpoint {
   // are replaced, and so are the buffers that the files have. A vocabulary's padding stays.
   // Everything else comes from `base`: optimizer states, steps, counters, groups, files. Tied
   // parameters and missing buffers are handled as in from_weights(). Throws as from_weights() with
-  // `like`. Throws UnsupportedError for a `base` that was stripped, has no masters, or is split
-  // over ranks without being a universal checkpoint.
+  // `like`. Throws UnsupportedError for a `base` that was stripped or has no masters.
   static Checkpoint with_weights(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
                                  const std::filesystem::path& path, const WeightNames& names = {});
 
@@ -344,6 +367,20 @@ class Checkpoint {
   // UnsupportedError for parameters that are joined but differ in states, groups or kinds.
   static Checkpoint renamed(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
                             KeyMap& rules);
+
+  // `base` with another set of parameters. Some become trained or frozen, some come or go, and the
+  // vocabulary gets other rows, as `change` says. Names in files of weights become others by
+  // `names`. New parameters have the order of `order`, the names of the new model; without it they
+  // come last in their modules. Groups are found by the parameters they have, or are those of
+  // `like`, a checkpoint of the new run; nullptr: none. Everything else comes from `base`, its
+  // files too: renamed_from(). Notes say what each change costs. Throws UsageError for a pattern
+  // that changes nothing, for two changes of one parameter, and for one of several tied names
+  // alone. Throws it also for a new name that is there, and for a parameter that fits several
+  // groups or none. Throws UnsupportedError for a `base` that is split over ranks or has no files
+  // of DeepSpeed.
+  static Checkpoint changed_set(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
+                                const SetChange& change, const WeightNames& names,
+                                const std::vector<std::string>& order, const Checkpoint* like);
 
   // `base` with the weights, states and steps of `values`, and with the hyper-parameters that both
   // know. The checkpoint `values` is of another framework, with names instead of an order. The
@@ -376,9 +413,17 @@ class Checkpoint {
 
   // The world of one mp rank as a checkpoint of its own. It has this rank's slices of the
   // parameters, with all experts, and its files. It borrows this checkpoint, whose model must be
-  // split over ranks or files (CheckpointFacts::model_parallel). Throws UnsupportedError for a
-  // checkpoint that is not ZeRO's; its ranks are not read one by one.
+  // split over ranks or files (CheckpointFacts::model_parallel). Values from other files are cut as
+  // give_values() does it (given_values.h), and errors are its own. Throws UnsupportedError for
+  // experts without ZeRO; their ranks are not read one by one.
   Checkpoint world(uint32_t mp_rank) const;
+
+  // The world `place` of `whole` on another grid, with the `params` and `groups` that are there.
+  // Everything else comes from `base`, the world of whole.run() whose files the new ones continue,
+  // or all of it. It borrows from whole.run(). See regrid.h.
+  static Checkpoint regridded(const Checkpoint& whole, const Checkpoint& base,
+                              const GridPlace& place, std::vector<Param> params,
+                              std::vector<ParamGroup> groups);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -413,9 +458,15 @@ class Checkpoint {
   // Tensors of the model without values: stage 3 of old releases loses frozen parameters, and
   // quantised and sparse tensors are not read. There is a note on each.
   const std::vector<std::string>& valueless() const;
-  // The checkpoint before renamed(), with the names of the files: Param::saved_name. nullptr for
-  // others.
+  // The checkpoint whose files this one has, with its own values: this one, unless the values are
+  // from elsewhere (CheckpointFacts::values).
+  const Checkpoint& run() const;
+  // The checkpoint before renamed() or changed_set(), with the names of the files:
+  // Param::saved_name. nullptr for others.
   const Checkpoint* renamed_from() const;
+  // The names in the order of the new model's state_dict, of a changed_set(). Empty: the order is
+  // that of the files.
+  const std::vector<std::string>& module_order() const;
   // The checkpoints that it averages, the oldest first; empty if it is no average.
   const std::vector<AveragedCheckpoint>& averaged() const;
   // Things a user should know that are no errors.
@@ -429,6 +480,9 @@ class Checkpoint {
   std::vector<CheckpointFile> archives() const;
 
  private:
+  // `world`, of the checkpoint whose files this one has, with this one's values.
+  Checkpoint given_world(Checkpoint world, uint32_t mp_rank) const;
+
   struct Impl;
   explicit Checkpoint(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -1,5 +1,5 @@
-// torch.distributed.checkpoint (DCP), as FSDP2, Accelerate's and the Trainer's FSDP, torchtitan and
-// Lightning save with it: a file `.metadata` and the chunks of all values in files beside it.
+// torch.distributed.checkpoint (DCP): a file `.metadata`, and the chunks of all values in files
+// beside it. FSDP2, Accelerate's and the Trainer's FSDP, torchtitan and Lightning save with it.
 // Layout: LAYOUTS.md; source: torch/distributed/checkpoint/default_planner.py, state_dict.py
 // (_init_optim_state, _flatten_optim_state_dict), _nested_dict.py.
 
@@ -323,7 +323,7 @@ class DcpReader {
                       [&] { return DcpKeys(files.entries(), draft.model); });
   }
 
-  // What the model calls a parameter that the optimizer calls `name`, by a number or with the
+  // The model's name of a parameter that the optimizer calls `name`, by a number or with the
   // prefixes of a wrapper.
   std::string renamed(const std::string& name) const {
     const auto found = names_.find(name);
@@ -382,7 +382,7 @@ class DcpReader {
     if (numbered_) return trained_.clear();
     throw InconsistentError({.file = draft_.folder.path.string(), .tensor = unknown.front()},
                             "is one of " + counted(unknown.size(), "parameter") +
-                                " that the optimizer has and the model has not:" + listed(unknown));
+                                " that the optimizer has and the model lacks:" + listed(unknown));
   }
 
   // Values that are no tensors are opened one by one, and so are steps.
@@ -433,7 +433,7 @@ class DcpReader {
     return trained_.empty() ? ParamKind::trainable : ParamKind::frozen;
   }
 
-  // What lies at the same places of the files as an earlier one is the same tensor.
+  // Entries at the same places of the files are one tensor.
   std::string places_text(const DcpEntry& entry) const {
     std::string text = to_text(entry.value->tensor->shape);
     for (const DcpChunk& chunk : entry.value->tensor->chunks) {
@@ -475,7 +475,7 @@ class DcpReader {
     note_told_by_type(draft_, told_by_type);
   }
 
-  // Of the names of one tensor the optimizer knows one.
+  // A tensor may have several names, of which the optimizer knows one.
   void prefer_trained_owners() {
     KeyedMap<std::string, std::string> chosen;
     for (const Param& param : draft_.params) {

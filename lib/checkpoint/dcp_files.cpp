@@ -18,14 +18,6 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-void refuse_megatron(const fs::path& folder) {
-  if (!is_stored(folder / "common.pt") || !is_stored(folder / "metadata.json")) return;
-  throw UnsupportedError({.file = folder.string()},
-                         "is of Megatron's torch_dist: its tensors are of Megatron's layout, not "
-                         "the model's")
-      .with_hint("Megatron Bridge's export of a checkpoint makes weights of Hugging Face");
-}
-
 // The number of the rank in the name of its file; "" if there is none.
 std::string rank_in(const std::string& path) {
   const std::string file = fs::path(path).filename().string();
@@ -38,7 +30,6 @@ std::string rank_in(const std::string& path) {
 
 DcpFiles::DcpFiles(CheckpointDraft& draft) : draft_(draft) {
   for (const fs::path& path : draft.folder.dcp_metadata) {
-    refuse_megatron(path.parent_path());
     Folder& folder = folders_.emplace_back();
     folder.path = path.parent_path();
     folder.metadata_file = draft.inputs.add(path, draft.folder.display_root());
@@ -130,7 +121,7 @@ uint32_t DcpFiles::ranks() const {
   return static_cast<uint32_t>(std::max<size_t>(1, ranks.size()));
 }
 
-// What is left of the others is the same without it: nothing is read of the stand-in.
+// The others do not change without it: nothing is read of the stand-in.
 void DcpFiles::lose(Folder& folder, const std::string& file, std::string why) {
   const fs::path path = folder.path / file;
   const std::string shown = draft_.folder.display(path);

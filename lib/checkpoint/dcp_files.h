@@ -32,9 +32,9 @@ class DcpFiles {
   // Opens all files, into draft.files.data, and says of each which parts it has
   // (InputFiles::set_parts). Throws InconsistentError for missing files, all of them in one
   // message. Throws CorruptError for places outside the folder, beyond a file's end and over each
-  // other. Throws UnsupportedError for Megatron's torch_dist, and the errors of
-  // read_dcp_metadata(). The draft must outlive it. With draft.allow_missing, data files that are
-  // missing, or shorter than the metadata says, are lost (salvage.h), unless all are.
+  // other, and the errors of read_dcp_metadata(). The draft must outlive it. With
+  // draft.allow_missing, data files that are missing, or shorter than the metadata says, are lost
+  // (salvage.h), unless all are.
   explicit DcpFiles(CheckpointDraft& draft);
 
   // The values of all folders, in their order, without those that are no tensors and lie in lost

@@ -37,7 +37,7 @@ size_t find_part(std::string_view key, std::string_view part) {
   return key.npos;
 }
 
-// What a model and its optimizer are called, without the dot.
+// The names of a model and its optimizer, without the dot.
 std::string called(std::string_view front) {
   return std::string(front.substr(0, front.ends_with('.') ? front.size() - 1 : front.size()));
 }

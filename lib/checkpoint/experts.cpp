@@ -61,6 +61,10 @@ std::string_view autoep_layers_key(const Value& root) {
              : keys::kAutoEpLayers;
 }
 
+bool is_folded(const pickle::Value& root) {
+  return !root.find_or_none(keys::kFolding).is_none();
+}
+
 Experts::Experts(const ModelStates& model) {
   const std::string_view key = autoep_layers_key(model.shard().archive.root());
   const auto layers = model.fields.sequence(key);
@@ -234,7 +238,7 @@ void check_expert_files(const CheckpointDraft& draft) {
       std::any_of(draft.model_shards.begin(), draft.model_shards.end(), [](const Shard& shard) {
         return !Fields(shard, shard.archive.root()).sequence("num_experts").empty();
       });
-  if (!has_experts) strange(ShardName::Kind::expert, "no model_states file speaks of experts");
+  if (!has_experts) strange(ShardName::Kind::expert, "no model_states file names experts");
 
   MissingFiles missing;
   for (const Shard& shard : draft.model_shards) {

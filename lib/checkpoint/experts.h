@@ -34,6 +34,9 @@ std::optional<ExpertName> parse_expert_name(const std::string& name);
 // Where a model-states file describes AutoEP's layers: ds_autoep_layers, or as older releases call
 // it.
 std::string_view autoep_layers_key(const pickle::Value& root);
+// True if a model-states file says that AutoEP is folded with tensor parallelism: the
+// tensor-parallel ranks hold different experts. Its worlds cannot be read one by one.
+bool is_folded(const pickle::Value& root);
 
 class Experts {
  public:

@@ -100,8 +100,8 @@ class ForeignRun {
         "nothing here can check; --like CHECKPOINT takes them from a checkpoint of it");
   }
 
-  // What engine.py _save_checkpoint writes, with types and shapes where tensors are: values are
-  // those of the parameters.
+  // The members that engine.py _save_checkpoint writes, with types and shapes where tensors are:
+  // values are those of the parameters.
   Value model_states(Document& document) const {
     const Value dict = document.dict();
     const auto set = [&](std::string_view key, Value value) {
@@ -127,8 +127,8 @@ class ForeignRun {
     return dict;
   }
 
-  // Where the schedules of both are after so many steps: DeepSpeed's (lr_schedules.py) count
-  // batches from 0, torch's (lr_scheduler.py) epochs from 1 and ask for the state of functions.
+  // The state of both schedules after so many steps. DeepSpeed's (lr_schedules.py) count batches
+  // from 0; torch's (lr_scheduler.py) count epochs from 1 and ask for the state of functions.
   Value schedule(Document& document) const {
     const Value dict = document.dict();
     const auto set = [&](std::string_view key, Value value) {

@@ -27,7 +27,7 @@ std::optional<std::string> config_beside(const fs::path& path) {
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-// Whether each parameter of `target` has a tensor, under one of the names that it is tied to.
+// True if each parameter of `target` has a tensor, under one of the names that it is tied to.
 template <typename Names>
 bool are_all_in(const Checkpoint& target, const Names& names) {
   KeyedSet<std::string> found;
@@ -83,7 +83,7 @@ class HubWeights {
     return are_all_in(*target_, names);
   }
 
-  // Whether they have the names that the hub has of them.
+  // True if they have the hub's names.
   bool stay_on_hub(const HubNames& hub) const {
     try {
       const auto results = hub.to_hub(sources_in(tensors_));

@@ -30,6 +30,7 @@ struct CheckpointDraft {
   bool optimizer_states = false;      // whether they are asked for
   std::vector<TpRule> tp_rules = {};  // the user's
   bool slices_apart = false;          // OpenOptions::slices_apart
+  bool cut_anew = false;              // OpenOptions::cut_anew
   bool allow_missing = false;         // OpenOptions::allow_missing
   std::string model = {};             // OpenOptions::model
   KnownOrder order = {};              // OpenOptions::order
@@ -44,6 +45,7 @@ struct CheckpointDraft {
   std::vector<std::string> valueless = {};  // Checkpoint::valueless
   std::vector<std::string> notes = {};
   std::vector<std::string> unused_patterns = {};
+  std::vector<std::string> module_order = {};  // Checkpoint::module_order
   // One model-states file and then the others are opened. Both gone when all are read.
   std::optional<Shard> first_model = {};
   std::shared_ptr<SharedPickles> pickles = std::make_shared<SharedPickles>();
@@ -93,6 +95,7 @@ void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> pa
 // One reader a file.
 extern const Layout kDcp;
 extern const Layout kRankFiles;
+extern const Layout kTorchDist;
 extern const Layout kTraining;
 extern const Layout kZero0;
 extern const Layout kZero12;

@@ -31,8 +31,8 @@ std::string_view rebuilt_by(const Value& value) {
   return module == "torch._utils" && name.starts_with("_rebuild_") ? name : std::string_view();
 }
 
-// Stage 1 in bf16 with gradients in fp32, whose BF16_Optimizer these releases do not make: the
-// engine takes an optimizer without ZeRO for it and saves none.
+// Stage 1 in bf16 with gradients in fp32: these releases do not make its BF16_Optimizer. The engine
+// takes an optimizer without ZeRO for it and saves none.
 bool saves_weights_alone(const RunConfig& config, const std::optional<Release>& release) {
   if (!release || !config.engine) return false;
   if (*release < kNoBf16OptimizerAtStage0 || *release >= kBf16StatesAtStage0) return false;

@@ -14,13 +14,13 @@ constexpr std::string_view kExtraState = "_extra_state";
 
 class NestedDicts {
  public:
-  // Of all mappings below `module`, those that hold nothing but tensors and such mappings.
+  // All mappings below `module` that hold nothing but tensors and such mappings.
   explicit NestedDicts(const Value& module) { look_into(module); }
 
   std::unordered_set<const void*> take() { return std::move(nested_); }
 
  private:
-  // Whether it holds nothing else. Every mapping is looked into once.
+  // True if it holds nothing else. Every mapping is looked into once.
   bool look_into(const Value& mapping) {
     if (!seen_.insert(mapping.identity()).second) {
       nested_.erase(mapping.identity());  // a small pickle could name many tensors without end

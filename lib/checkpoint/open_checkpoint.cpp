@@ -5,8 +5,10 @@
 
 #include "base/keyed_hash.h"
 #include "checkpoint/assemble.h"
+#include "checkpoint/changed_set.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/find/tag_folder.h"
+#include "checkpoint/given_values.h"
 #include "checkpoint/hub_weights.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/renamed.h"
@@ -22,8 +24,8 @@ namespace fs = std::filesystem;
 namespace {
 
 // The layouts, probed in this order.
-constexpr std::array<const Layout*, 7> kLayouts{&kDcp,   &kRankFiles, &kTraining, &kUniversal,
-                                                &kZero3, &kZero12,    &kZero0};
+constexpr std::array<const Layout*, 8> kLayouts{&kTorchDist, &kDcp,   &kRankFiles, &kTraining,
+                                                &kUniversal, &kZero3, &kZero12,    &kZero0};
 
 // `mp_rank`: only those of that world.
 std::vector<CheckpointFile> files_of(const std::vector<Shard>& shards,
@@ -36,7 +38,7 @@ std::vector<CheckpointFile> files_of(const std::vector<Shard>& shards,
   return files;
 }
 
-// What a model-states file says of the save.
+// Facts of the save, from a model-states file.
 void find_save(const Shard& shard, CheckpointFacts& facts) {
   const Fields model(shard, shard.archive.root());
   facts.ds_version = model.text(keys::kDsVersion);
@@ -59,8 +61,9 @@ void find_stripped(CheckpointDraft& draft) {
       "was stripped to its weights by ckpt-pack strip: without optimizer states");
 }
 
-// DeepSpeed's OptimizedLinear may cut its frozen weight over the ranks (base_weight_sharding): each
-// has a vector as a parameter of its own, and the file that one rank writes has one of them.
+// DeepSpeed's OptimizedLinear may cut its frozen weight over the ranks (base_weight_sharding). Each
+// rank then has a vector as a parameter of its own, and the file that one rank writes has one of
+// them.
 void drop_base_weight_shards(CheckpointDraft& draft) {
   constexpr std::string_view kWeight = "weight";
   constexpr std::string_view kDown = "lora_weight_1.weight";
@@ -113,6 +116,11 @@ bool is_trained(const Param& param) {
   return param.kind == ParamKind::trainable && param.alias_of.empty();
 }
 
+std::optional<double> step_of(const Param& param) {
+  if (param.step.archive == nullptr) return std::nullopt;
+  return param.step.archive->scalar(param.step.value);
+}
+
 bool same_value(const ShardValue& a, const ShardValue& b) {
   if (a.archive == nullptr || b.archive == nullptr) return a.archive == b.archive;
   if (a.archive == b.archive && a.value.identity() != nullptr &&
@@ -143,6 +151,7 @@ struct Checkpoint::Impl {
   std::shared_ptr<const Checkpoint> base;    // that the weights are given to
   std::shared_ptr<const Checkpoint> values;  // that it has, with those of states
   std::shared_ptr<const Checkpoint> renamed_from;
+  const Checkpoint* run = nullptr;  // the one whose files it has, with its own values
   std::vector<AveragedCheckpoint> averaged;
 
   // All of a checkpoint but its parameters, which are to get other weights.
@@ -171,7 +180,7 @@ Checkpoint::~Checkpoint() = default;
 
 namespace {
 
-// Of those that are older than the newest, which is `damaged` by `error`.
+// The steps that are older than the newest, which is `damaged` by `error`.
 std::optional<Checkpoint> first_whole(InputFiles& inputs, const TagFolder& damaged,
                                       const OpenOptions& options, const Error& error) {
   for (const fs::path& path : damaged.older) {
@@ -187,7 +196,7 @@ std::optional<Checkpoint> first_whole(InputFiles& inputs, const TagFolder& damag
   return std::nullopt;
 }
 
-// Whether `error` is of a shard that was not known to be damaged; then it is now.
+// True if `error` is of a shard that was not known to be damaged; then it is now.
 bool mark_damaged(TagFolder& folder, const Error& error) {
   if (error.kind() != ErrorKind::corrupt) return false;
   const auto name = parse_shard_name(fs::path(error.where().file).filename().string());
@@ -252,6 +261,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
   draft.optimizer_states = options.optimizer_states;
   draft.tp_rules = options.tp_rules;
   draft.slices_apart = options.slices_apart;
+  draft.cut_anew = options.cut_anew;
   draft.allow_missing = options.allow_missing;
   draft.model = options.model;
   draft.order = options.order;
@@ -294,15 +304,9 @@ Weights open_weights(InputFiles& inputs, const fs::path& path, const WeightNames
       inputs, path, {.of_model = true, .model = names.model, .allow_missing = names.allow_missing});
 }
 
-// Parameters of one rank alone are not what files of weights have.
 void refuse_weights_into(const Checkpoint& base) {
   const CheckpointFacts& facts = base.facts();
   const Where where{.file = base.tag_folder().string()};
-  if (facts.model_parallel && !facts.is_universal()) {
-    throw UnsupportedError(where,
-                           "is of a model that is split over ranks; only one that data-parallel "
-                           "ranks have whole is given other weights");
-  }
   if (facts.states == StatesTold::stripped) {
     throw UnsupportedError(where,
                            "was stripped to its weights by ckpt-pack strip: there is no "
@@ -340,6 +344,7 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
   if (like != nullptr) {
     impl->draft.files.model = like->files().model;
     impl->draft.files.optim = like->files().optim;
+    impl->run = like;
   }
   impl->index_params();
   return Checkpoint(std::move(impl));
@@ -364,6 +369,7 @@ Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Ch
   }
   draft.notes.insert(draft.notes.end(), weights.notes().begin(), weights.notes().end());
   draft.weights = std::move(weights).take_files();
+  impl->run = base.get();
   impl->base = std::move(base);
   impl->index_params();
   return Checkpoint(std::move(impl));
@@ -380,6 +386,18 @@ Checkpoint Checkpoint::renamed(InputFiles& inputs, std::shared_ptr<const Checkpo
   return Checkpoint(std::move(impl));
 }
 
+Checkpoint Checkpoint::changed_set(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
+                                   const SetChange& change, const WeightNames& names,
+                                   const std::vector<std::string>& order, const Checkpoint* like) {
+  auto impl = std::make_unique<Impl>(inputs);
+  impl->take_run(*base->impl_);
+  impl->draft.facts.renamed = true;
+  read_changed_set(impl->draft, *base, change, names, order, like);
+  impl->renamed_from = std::move(base);
+  impl->index_params();
+  return Checkpoint(std::move(impl));
+}
+
 Checkpoint Checkpoint::with_values(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
                                    std::shared_ptr<const Checkpoint> values) {
   refuse_weights_into(*base);
@@ -387,6 +405,7 @@ Checkpoint Checkpoint::with_values(InputFiles& inputs, std::shared_ptr<const Che
   impl->take_run(*base->impl_);
   impl->draft.facts.values = ValuesFrom::foreign;
   read_other_values(impl->draft, *values, *base);
+  impl->run = base.get();
   impl->base = std::move(base);
   impl->values = std::move(values);
   impl->index_params();
@@ -429,10 +448,14 @@ Checkpoint Checkpoint::average(InputFiles& inputs, std::vector<AveragedCheckpoin
 
 Checkpoint Checkpoint::world(uint32_t mp_rank) const {
   const CheckpointDraft& whole = impl_->draft;
+  if (impl_->run != nullptr) return given_world(impl_->run->world(mp_rank), mp_rank);
   if (!whole.worlds) {
     throw UnsupportedError({.file = whole.folder.path.string()},
-                           "is not of ZeRO: its pipeline stages and tensor-parallel ranks are not "
-                           "read one by one");
+                           "has experts and no ZeRO: the optimizers of expert-parallel ranks are "
+                           "not read one by one")
+        .with_hint(
+            "to-dcp makes the model whole, and reshard --like continues from that like a "
+            "checkpoint of a run with ZeRO");
   }
   const World& world = whole.worlds->all.at(mp_rank);
   auto impl = std::make_unique<Impl>(whole.inputs);
@@ -453,6 +476,46 @@ Checkpoint Checkpoint::world(uint32_t mp_rank) const {
   find_save(world.model->shard(), draft.facts);
   draft.files.model = files_of(whole.model_shards, mp_rank);
   draft.files.optim = files_of(whole.optim_shards, mp_rank);
+  impl->index_params();
+  return Checkpoint(std::move(impl));
+}
+
+namespace {
+
+// The facts of a world whose values are those of `whole`.
+void take_values_from(const CheckpointFacts& whole, CheckpointFacts& world) {
+  world.values = whole.values;
+  world.states = whole.states;
+  world.tag = whole.tag;
+  world.global_steps = whole.global_steps;
+}
+
+}  // namespace
+
+Checkpoint Checkpoint::given_world(Checkpoint world, uint32_t mp_rank) const {
+  CheckpointDraft& draft = world.impl_->draft;
+  take_values_from(facts(), draft.facts);
+  give_values(draft.params, *this, mp_rank % facts().mesh.tp);
+  // A world has a part of every group.
+  for (size_t g = 0; g < draft.groups.size() && groups().size() == draft.groups.size(); ++g) {
+    draft.groups[g].settings = groups()[g].settings;
+  }
+  return world;
+}
+
+Checkpoint Checkpoint::regridded(const Checkpoint& whole, const Checkpoint& base,
+                                 const GridPlace& place, std::vector<Param> params,
+                                 std::vector<ParamGroup> groups) {
+  auto impl = std::make_unique<Impl>(base.impl_->draft.inputs);
+  impl->take_run(*base.impl_);
+  CheckpointDraft& draft = impl->draft;
+  take_values_from(whole.facts(), draft.facts);
+  draft.facts.regridded = place;
+  draft.facts.model_parallel = true;
+  draft.facts.mesh.pp = place.mesh.pp;
+  draft.facts.mesh.tp = place.mesh.tp;
+  draft.params = std::move(params);
+  draft.groups = std::move(groups);
   impl->index_params();
   return Checkpoint(std::move(impl));
 }
@@ -499,8 +562,14 @@ const std::vector<std::string>& Checkpoint::unused_patterns() const {
 const std::vector<std::string>& Checkpoint::valueless() const {
   return impl_->draft.valueless;
 }
+const Checkpoint& Checkpoint::run() const {
+  return impl_->run == nullptr ? *this : impl_->run->run();
+}
 const Checkpoint* Checkpoint::renamed_from() const {
   return impl_->renamed_from.get();
+}
+const std::vector<std::string>& Checkpoint::module_order() const {
+  return impl_->draft.module_order;
 }
 const std::vector<AveragedCheckpoint>& Checkpoint::averaged() const {
   return impl_->averaged;

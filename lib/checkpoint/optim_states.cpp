@@ -216,7 +216,7 @@ void find_degrees(CheckpointDraft& draft, uint32_t mp) {
 }
 
 // The number of a ZeroStageEnum (deepspeed/runtime/zero/config.py) that is pickled as
-// getattr(ZeroStageEnum, NAME): Python 3.11.0 to 3.11.3 did that with all enums, others write the
+// getattr(ZeroStageEnum, NAME). Python 3.11.0 to 3.11.3 did that with all enums; others write the
 // number.
 std::optional<int64_t> stage_of_named_enum(const Value& value) {
   if (!value.is(Kind::object)) return std::nullopt;
@@ -290,7 +290,7 @@ int zero_stage_of(const Fields& fields) {
 
 void open_optim_shards(CheckpointDraft& draft) {
   const std::vector<ShardFile> files = draft.folder.of_kind(ShardName::Kind::optim_states);
-  // One shard of each kind tells how many there must be; then all that are missing can be named at
+  // One shard of each kind tells how many there must be. Then all missing ones can be named at
   // once, before the others are read.
   Shard first = open_one(draft, files);
   const uint32_t dp = degree_of(first);

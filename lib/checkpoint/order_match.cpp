@@ -19,14 +19,14 @@ std::optional<std::vector<std::optional<size_t>>> assign_in_order(
     bool unique = true;
     size_t last;  // of `deals`
   };
-  // What a candidate got, after what those before it got: ways share their beginnings.
+  // The result of a candidate, after the results of those before it: ways share their beginnings.
   struct Deal {
     std::optional<size_t> number;
     size_t before;
   };
   constexpr size_t kMaxWays = 4096;
   constexpr size_t kMaxHeld = 1 << 24;  // numbers in `ways`
-  // Of all ways together. One costs as much as looking at so many groups.
+  // The number of all ways together. One costs as much as looking at so many groups.
   constexpr size_t kMaxWork = 1 << 27;
   constexpr size_t kWorkOfWay = 64;
   size_t work = 0;

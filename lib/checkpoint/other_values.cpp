@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/settings.h"
+#include "checkpoint/state_dicts.h"
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 
@@ -103,8 +104,10 @@ class OtherValues {
     for (const ParamState& state : other->states) {
       const auto old = std::find_if(param.states.begin(), param.states.end(),
                                     [&](const ParamState& each) { return each.key == state.key; });
-      const DType dtype = old == param.states.end() ? DType::float32 : old->value.dtype();
-      states.push_back({state.key, state.value.to(dtype)});
+      const bool is_new = old == param.states.end();
+      const DType dtype = is_new ? DType::float32 : old->value.dtype();
+      states.push_back(
+          {state.key, filled_up(param, state.value.to(dtype), is_new ? nullptr : &*old)});
     }
     if (!param.states.empty()) {  // in the order of `base`
       std::vector<ParamState> sorted;
@@ -120,10 +123,23 @@ class OtherValues {
     take_step(param, *other);
   }
 
+  // The rows of a vocabulary that only fill it up, which other frameworks do not have, are those of
+  // the run's own state.
+  static TensorSource filled_up(const Param& param, TensorSource value, const ParamState* own) {
+    const Shape& whole = param.weight.shape();
+    if (value.shape() == whole || !param.form.vocab_rows) return value;
+    const int64_t rows = value.shape().front();
+    Shape padding = whole;
+    padding.front() -= rows;
+    const TensorSource last = own == nullptr ? TensorSource::zeros(value.dtype(), padding)
+                                             : own->value.narrow(0, rows, padding.front());
+    return TensorSource::cat(0, {std::move(value), last});
+  }
+
   // A number stays a number: DeepSpeed's own Adam has one, torch's a tensor.
   void take_step(Param& param, const Param& other) {
     if (other.step.archive == nullptr) return;
-    const std::optional<double> number = other.step.archive->scalar(other.step.value);
+    const std::optional<double> number = step_of(other);
     if (!number) return;
     if (!(*number >= 0 && *number < kMostWhole)) {
       throw CorruptError({.file = where_, .tensor = param.name}, "has a step that is no count");

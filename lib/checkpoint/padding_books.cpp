@@ -31,7 +31,8 @@ uint64_t cut_off(const FlatCut& cut, uint64_t padding) {
 uint64_t cut_on_the_last(const FlatCut& cut, size_t rank) {
   return is_last(cut, rank) ? cut_off(cut, cut.padding()) : cut.length;
 }
-// What makes the elements divisible by the ranks, of a vector that is padded to twice that.
+// The padding that makes the elements divisible by the ranks, where a vector is padded to twice
+// that.
 uint64_t half_on_the_last(const FlatCut& cut, size_t rank) {
   return is_last(cut, rank) ? (cut.ranks - cut.used % cut.ranks) % cut.ranks : 0;
 }

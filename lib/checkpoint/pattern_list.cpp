@@ -19,8 +19,8 @@ constexpr size_t kFew = 32;
 constexpr int64_t kSetMemory = 64 << 20;
 
 // The only text that `pattern` matches as a whole, if it is "^...$" around plain text, as
-// re.escape() makes it. AutoTP writes such a pattern for every parameter: looked up, they cost
-// nothing, where tried one after the other they cost the square of the parameters.
+// re.escape() makes it. AutoTP writes such a pattern for every parameter. A look-up costs nothing;
+// trying one after the other costs the square of the parameters.
 std::optional<std::string> exact_text(std::string_view pattern) {
   if (pattern.starts_with('^')) pattern.remove_prefix(1);
   if (!pattern.ends_with('$')) return std::nullopt;

@@ -241,9 +241,9 @@ class PlainReader {
     }
   }
 
-  // In an fp32 run nothing but the order says which states are whose: every group has its
+  // In an fp32 run nothing but the order says which states are whose. Every group has its
   // parameters in the model's order, as torch's own users have to keep it. Where shapes leave more
-  // than one way, nobody can tell. What gets no number is frozen.
+  // than one way, nobody can tell. A parameter without a number is frozen.
   bool number_by_order(const Fields& optimizer, const Value& states) {
     std::vector<std::vector<OwnedIndex>> groups;
     size_t owned_count = 0;
@@ -350,8 +350,8 @@ class PlainReader {
     return keyed_hash(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }
 
-  // The candidates without a master that begin as the roundings of `values` do, of which `least`
-  // elements or more are looked at: one set for each type and number of elements.
+  // The candidates without a master whose first elements are the roundings of `values`, of which at
+  // least `least` are looked at. There is one set for each type and number of elements.
   std::vector<std::set<size_t>*> beginning_as(const TensorSource& values, int64_t least) {
     index_candidates();
     std::vector<std::byte> wide;

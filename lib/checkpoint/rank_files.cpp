@@ -1,7 +1,6 @@
-// A file of each rank, with its parts of the model's and the optimizer's state_dict: DTensors of
-// FSDP2 as verl and SkyRL save them, ShardedTensors of FSDP1.
-// Layout: LAYOUTS.md; source: torch/distributed/tensor/_dtensor_spec.py,
-// torch/distributed/_shard/sharded_tensor/api.py.
+// A file of each rank, with its parts of the model's and the optimizer's state_dict. verl and SkyRL
+// save DTensors of FSDP2 so, and FSDP1 ShardedTensors. Layout: LAYOUTS.md; source:
+// torch/distributed/tensor/_dtensor_spec.py, torch/distributed/_shard/sharded_tensor/api.py.
 
 #include <tbb/parallel_for.h>
 
@@ -235,7 +234,7 @@ class RankFilesReader {
       }
       return;
     }
-    // What every rank has by itself: of buffers torch keeps the first rank's.
+    // Values that every rank has by itself: torch keeps the first rank's buffers.
     for (const Opened& each : models_) {
       const Value own = item(each, name);
       const bool is_alike =
@@ -273,7 +272,7 @@ class RankFilesReader {
     std::vector<Opened> files = own_optimizers_;
     if (!optimizer_paths_.empty()) {
       RankPaths wanted = optimizer_paths_;
-      // Of the first rank alone the parameters that are trained, and their steps.
+      // The trained parameters and their steps, on the first rank alone.
       if (!draft_.optimizer_states) wanted.erase(std::next(wanted.begin()), wanted.end());
       files = open(wanted);
       for (Opened& each : files) {

@@ -251,6 +251,31 @@ std::vector<WeightsTensor> renamed_weights(const Weights& weights, const WeightN
   return made;
 }
 
+namespace {
+
+// The parameters in the order of the new model's state_dict. Unless another order is known, each
+// stands where the file has the first of its sources.
+std::vector<const Param*> in_module_order(const Checkpoint& checkpoint,
+                                          const ModuleEntries& entries) {
+  std::vector<const Param*> ordered;
+  KeyedSet<std::string_view> placed;
+  const auto add = [&](const Param& param) {
+    if (placed.insert(param.name).second) ordered.push_back(&param);
+  };
+  for (const std::string& name : checkpoint.module_order()) add(*checkpoint.find(name));
+  KeyedMap<std::string_view, std::vector<const Param*>> made;  // by their names in the file
+  for (const Param& param : checkpoint.params()) made[param.saved_name].push_back(&param);
+  for (const auto& [name, value] : entries.all()) {
+    const auto found = made.find(name);
+    if (found == made.end()) continue;
+    for (const Param* param : found->second) add(*param);
+  }
+  for (const Param& param : checkpoint.params()) add(param);
+  return ordered;
+}
+
+}  // namespace
+
 Value renamed_module(ArchiveCopy& copy, const Checkpoint& checkpoint, const std::string& file,
                      const Value& saved, const MakeEntry& make) {
   const auto is_tensor = [](const Value& value) {
@@ -259,9 +284,11 @@ Value renamed_module(ArchiveCopy& copy, const Checkpoint& checkpoint, const std:
   Document& document = copy.document();
   const ModuleEntries entries(saved);
   const Value dict = ordered_dict(document);
-  for (const Param& param : checkpoint.params()) {
-    const Value entry = entries.find(param.saved_name);
-    if (is_tensor(entry)) document.set_item(dict, document.string(param.name), make(param, entry));
+  for (const Param* param : in_module_order(checkpoint, entries)) {
+    const bool is_new = param->saved_name.empty();
+    const Value entry = is_new ? Value() : entries.find(param->saved_name);
+    if (!is_new && !is_tensor(entry)) continue;
+    document.set_item(dict, document.string(param->name), make(*param, entry));
   }
   for (const auto& [name, value] : entries.all()) {
     if (!is_tensor(value)) {

@@ -45,12 +45,13 @@ void read_renamed(CheckpointDraft& draft, const Checkpoint& base, KeyMap& rules)
 std::vector<WeightsTensor> renamed_weights(const Weights& weights, const WeightNames& names,
                                            std::vector<std::string>& notes);
 
-// Makes the new entry of a parameter in `module` from the entry that the file has.
+// Makes the new entry of a parameter in `module` from the entry that the file has; None of a new
+// parameter.
 using MakeEntry = std::function<pickle::Value(const Param& param, const pickle::Value& saved)>;
 
-// `module` of a renamed checkpoint, as `saved` in `file`: flat, in the order of the parameters;
-// entries that are no tensors follow. Throws UnsupportedError for a tensor whose values are in no
-// file.
+// `module` of a renamed checkpoint, as `saved` in `file`: flat, in the file's order or
+// Checkpoint::module_order; entries that are no tensors follow. Throws UnsupportedError for a
+// tensor whose values are in no file.
 pickle::Value renamed_module(ArchiveCopy& copy, const Checkpoint& checkpoint,
                              const std::string& file, const pickle::Value& saved,
                              const MakeEntry& make);

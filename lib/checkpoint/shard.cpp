@@ -15,8 +15,8 @@ namespace {
 // Deeper than any optimizer's settings.
 constexpr int kMaxPlainDepth = 32;
 
-// torch.save names a zip's top folder after the file it writes, so the folder tells under which
-// name, and so by which rank, a shard was saved. Streams are named "archive", and users rename
+// torch.save names a zip's top folder after the file it writes. So the folder tells under which
+// name, and by which rank, a shard was saved. Streams are named "archive", and users rename
 // folders' files in other ways: only a name that is a shard's is evidence.
 void check_saved_name(const Shard& shard) {
   const std::string name = std::string(shard.archive.prefix()) + ".pt";

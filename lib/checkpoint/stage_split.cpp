@@ -21,8 +21,8 @@ using pickle::Value;
 // How many parameters of each shape.
 using Shapes = std::map<Shape, size_t>;
 
-// What an optimizer holds; nullopt if it does not tell the shape of each of its parameters, or if
-// they are more than `most`.
+// The parameters that an optimizer holds; nullopt if it does not tell the shape of each, or if they
+// are more than `most`.
 std::optional<Shapes> shapes_of(const Fields& optimizer, size_t most) {
   const TorchArchive& archive = optimizer.shard().archive;
   Shapes shapes;
@@ -114,7 +114,7 @@ class Splitter {
   }
 
  private:
-  // Of shapes that are looked at.
+  // The number of shapes that are looked at.
   static constexpr size_t kMaxSteps = 1 << 24;
 
   void search(std::vector<Stage> so_far, size_t begin) {

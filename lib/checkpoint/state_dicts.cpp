@@ -58,7 +58,7 @@ class StateDicts {
            !is_batch_norms(model_[i].name);
   }
 
-  // Of names of the same elements the optimizer may have any: that one is the owner.
+  // The optimizer may have any of the names of the same elements: that one is the owner.
   void find_owners() {
     owner_.resize(model_.size());
     KeyedSet<std::string> known;
@@ -110,7 +110,7 @@ class StateDicts {
     }
     throw InconsistentError({.file = draft_.folder.path.string(), .tensor = unknown.front()},
                             "is one of " + counted(unknown.size(), "parameter") +
-                                " that the optimizer has and the model has not:" + listed(unknown));
+                                " that the optimizer has and the model lacks:" + listed(unknown));
   }
 
   // The user's order comes first: it is more than that of the file.

@@ -81,7 +81,7 @@ std::vector<Evidence> evidence(const Shard& shard, std::string_view state_key) {
   return out;
 }
 
-// Where files are far, each of them is a request: many at once. What is wrong is said later.
+// Where files are far, each of them is a request: many at once. The fault is reported later.
 void look_up_steps(const CheckpointDraft& draft, std::string_view state_key) {
   if (far_requests() == 0) return;
   tbb::parallel_for(size_t{0}, draft.optim_shards.size(), [&](size_t i) {
@@ -111,8 +111,8 @@ int64_t sub_groups_of(const Shard& optim) {
   return std::max<int64_t>(1, static_cast<int64_t>(flat.size()));
 }
 
-// What the optimizer counts at the step of the model-states file: in old releases one of two
-// numbers. Doubles: the file may say any.
+// The step that the optimizer counts at the step of the model-states file: in old releases one of
+// two numbers. Doubles: the file may say any.
 struct ModelStep {
   double counted;
   double most;
@@ -169,7 +169,7 @@ std::string files_by_step(const CheckpointDraft& draft, const FilesOfSteps& file
   return text;
 }
 
-// That of the model-states file, if every mp rank has a file of it.
+// The step of the model-states file, if every mp rank has a file of it.
 std::optional<double> step_of_right_files(const CheckpointDraft& draft, const FilesOfSteps& files) {
   const auto model = step_of_model(draft);
   if (!model) return std::nullopt;
@@ -204,8 +204,8 @@ bool lose_other_steps(CheckpointDraft& draft, const FilesOfSteps& files) {
   return true;
 }
 
-// Whether the optimizer's learning rates, which have moved, are those that the schedule in the
-// model-states file gave last: then both were saved at once.
+// True if the optimizer's learning rates, which have moved, are those that the schedule in the
+// model-states file gave last. Then both were saved at once.
 bool has_rates_of(const Shard& model, const std::vector<Evidence>& facts) {
   const auto schedule = Fields(model, model.archive.root()).get(keys::kLrScheduler);
   if (!schedule || !schedule->is_mapping()) return false;

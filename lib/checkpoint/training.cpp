@@ -1,9 +1,9 @@
-// A training without ranks: the model's state_dict and the optimizer's, in one file, as torch's
-// tutorials, Lightning and many programs of their own save them; or weights and an optimizer's file
-// beside them, as the Trainer and Accelerate save them on one GPU and with DDP.
-// Layout: LAYOUTS.md; source: lightning/pytorch/trainer/connectors/checkpoint_connector.py
-// dump_checkpoint, torch/optim/optimizer.py state_dict, transformers/trainer.py
-// _save_optimizer_and_scheduler, accelerate/checkpointing.py save_accelerator_state.
+// A training without ranks: the model's state_dict and the optimizer's. torch's tutorials,
+// Lightning and many programs save both in one file. The Trainer and Accelerate save weights and an
+// optimizer's file beside them, on one GPU and with DDP. Layout: LAYOUTS.md; source:
+// lightning/pytorch/trainer/connectors/checkpoint_connector.py dump_checkpoint,
+// torch/optim/optimizer.py state_dict, transformers/trainer.py _save_optimizer_and_scheduler,
+// accelerate/checkpointing.py save_accelerator_state.
 
 #include <optional>
 #include <string>

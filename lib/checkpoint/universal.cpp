@@ -104,7 +104,7 @@ class UniversalReader {
  private:
   using Files = UniversalFiles;
 
-  // Of a model that was split over ranks. Its groups are not those of a whole model.
+  // For a model that was split over ranks. Its groups are not those of a whole model.
   void read_split(const Fields& wrapper) {
     const SplitModel split(draft_, models_, folders_);
     split_ = &split;
@@ -210,7 +210,7 @@ class UniversalReader {
       TensorSource stored =
           in_context({.file = model().shard().display, .tensor = name},
                      [&, &tensor = value] { return model().shard().archive.tensor(tensor); });
-      // What a float32 copy cannot hold is no master either.
+      // A value that a float32 copy cannot hold is no master either.
       const bool has_copy = stored.dtype() == DType::float32 || stored.dtype() == DType::bfloat16 ||
                             stored.dtype() == DType::float16;
       if (draft_.facts.frozen_known ? is_stepped(name) : has_copy) {
@@ -284,8 +284,8 @@ class UniversalReader {
     }
   }
 
-  // What stage 3 keeps of sub-group `g` beside the parameters; the loader reads the first one's
-  // only.
+  // The values that stage 3 keeps of sub-group `g` beside the parameters; the loader reads the
+  // first one's only.
   FlatStates wrapper_states(const Fields& wrapper, size_t g) {
     if (!optimizer_) optimizer_.emplace(wrapper, keys::kOptimizerStateDict);
     FlatStates states = flat_states({&*optimizer_}, g);
@@ -339,7 +339,7 @@ class UniversalReader {
     return param;
   }
 
-  // What a file has bare or under 'param'.
+  // The value that a file has bare or under 'param'.
   static Value value_in(const Shard& file) {
     const Value root = file.archive.root();
     return root.is_mapping() ? root.at("param") : root;
@@ -465,7 +465,7 @@ bool probe_universal(CheckpointDraft& draft) {
 }
 
 void read_universal(CheckpointDraft& draft) {
-  // What a run starts from weights with has both kinds: any stage can load it.
+  // A folder that a run starts from weights with has both kinds: any stage can load it.
   const bool of_ranks = draft.folder.has(ShardName::Kind::zero_model_states) &&
                         !draft.folder.has(ShardName::Kind::model_states);
   const ShardName::Kind kind =

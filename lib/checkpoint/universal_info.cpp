@@ -44,7 +44,7 @@ class RulesSize {
 // wrote. Many parameters may share one rule that has more; of these so many together.
 constexpr uint64_t kOrdinaryParts = 64;
 constexpr uint64_t kMostRuleParts = uint64_t{1} << 22;
-// Of what messages list.
+// Entries of the lists in messages.
 constexpr size_t kMostText = 1 << 20;
 
 int64_t sum_of(const std::vector<int64_t>& numbers) {
@@ -141,6 +141,14 @@ struct UniversalInfo::Impl {
   std::vector<SubparamShape> sub_param_shapes;
   std::map<std::string, Widths, std::less<>> shard_widths;  // by pattern
   std::optional<int64_t> original_vocab_size;
+  // By name: keys::kFirstShares.
+  struct FirstShares {
+    size_t dim = 0;
+    std::vector<TpPart> parts;
+  };
+  KeyedMap<std::string, FirstShares> first_shares;
+  // True if the file has a list of what every rank has whole: then it means all others to be cut.
+  bool lists_replicated = false;
   double version = 0;
   Where where;
   PatternList user;
@@ -158,6 +166,8 @@ struct UniversalInfo::Impl {
 
   void read(const Fields& info);
   void read_affine_map(const Fields& map);
+  void read_first_shares(const Fields& info);
+  void use_first_shares(Rule& rule) const;
 
   // As get_matched_pattern.
   bool use(List list, const std::string& name) {
@@ -189,11 +199,17 @@ struct UniversalInfo::Impl {
   }
 
   void decide(Rule& rule);
+  void decide_by_lists(Rule& rule, std::optional<size_t> sub_param_pattern);
+  std::shared_ptr<const TpCut> cut_of(const Rule& rule, bool is_told) const;
+  std::shared_ptr<const TpCut> cut_of_lone_map(const Rule& rule,
+                                               std::optional<size_t> sub_param_pattern);
+  bool is_told(const std::string& name) const;
   void concatenate(Rule& rule, size_t dim);
   void cut_in_two(Rule& rule);
   void cut_in_sub_params(Rule& rule, size_t pattern);
-  // How the ranks share each sub-parameter of `form`, the entry of `pattern`: as the file says, or
-  // evenly where it is too old to say it. A count of equal sub-parameters becomes their sizes.
+  // The shares of the ranks in each sub-parameter of `form`, the entry of `pattern`. The file says
+  // them; they are equal where it is too old for that. A count of equal sub-parameters becomes
+  // their sizes.
   Widths resolve_widths(size_t pattern, SubparamShape& form,
                         const std::vector<Shape>& slices) const;
 };
@@ -217,7 +233,7 @@ void UniversalInfo::Impl::read(const Fields& info) {
         KeyedMap<std::string_view, size_t> times;
         for (const Value& pattern : list_or_tuple(*value)) {
           size_read.add_text(pattern.as_string());
-          // That a pattern comes a third time says no more than the second.
+          // A third entry of a pattern adds nothing to the second.
           if (++times[pattern.as_string()] < 3) list.add(std::string(pattern.as_string()));
         }
       }
@@ -256,6 +272,7 @@ void UniversalInfo::Impl::read(const Fields& info) {
     });
   }
   for (size_t i = 0; i < lists.size(); ++i) read_list(kListKeys[i], lists[i]);
+  lists_replicated = !lists[tp_replicated].texts().empty();
   read_list(keys::kPipelineReplicated, pipeline_replicated);
 
   in_context(info.where(keys::kSubParams), [&] {
@@ -282,6 +299,52 @@ void UniversalInfo::Impl::read(const Fields& info) {
     }
   });
   if (info.has(keys::kAffineMap)) read_affine_map(info.in(keys::kAffineMap));
+  read_first_shares(info);
+}
+
+void UniversalInfo::Impl::read_first_shares(const Fields& info) {
+  const auto saved = info.get(keys::kFirstShares);
+  if (!saved) return;
+  in_context(info.where(keys::kFirstShares), [&] {
+    for (const auto& [name, entry] : saved->as_dict().items) {
+      size_read.add_text(name.as_string());
+      FirstShares made;
+      const int64_t dim = entry.at(keys::kSharesDim).as_int();
+      if (dim < 0) throw CorruptError({}, "is negative: " + std::to_string(dim));
+      made.dim = static_cast<size_t>(dim);
+      const auto rows = list_or_tuple(entry.at(keys::kSharesRows));
+      const auto on_every_rank = list_or_tuple(entry.at(keys::kSharesOnEveryRank));
+      if (rows.empty() || rows.size() != on_every_rank.size()) {
+        throw CorruptError(
+            {}, counted(rows.size(), "part") + " and " + counted(on_every_rank.size(), "flag"));
+      }
+      for (size_t i = 0; i < rows.size(); ++i) {
+        made.parts.push_back({read_sizes(rows[i], size_read), on_every_rank[i].as_bool()});
+        if (made.parts[i].widths.empty()) throw CorruptError({}, "has a part without ranks");
+      }
+      first_shares.insert_or_assign(std::string(name.as_string()), std::move(made));
+    }
+  });
+}
+
+// The first ranks' shares have to make the slices that there are.
+void UniversalInfo::Impl::use_first_shares(Rule& rule) const {
+  const auto found = first_shares.find(rule.name_);
+  if (found == first_shares.end()) return;
+  const TpCut first(found->second.dim, rule.slice_shapes_.front().size(), found->second.parts);
+  bool fits = first.dim() < rule.shape_.size();
+  for (size_t rank = 0; fits && rank < rule.slice_shapes_.size(); ++rank) {
+    const TpCut cut = first.for_ranks(static_cast<uint32_t>(rule.slice_shapes_.size()));
+    Shape shape = rule.shape_;
+    shape[first.dim()] = 0;
+    for (const TpPart& part : cut.parts()) shape[first.dim()] += part.widths[rank];
+    fits = numel(shape) == numel(rule.slice_shapes_[rank]);
+  }
+  if (!fits ||
+      (rule.cut_ != nullptr && rule.slice_shapes_.size() > 1 && !first.has_rows_of(*rule.cut_))) {
+    do_not_fit(std::string(keys::kFirstShares) + " are not of such slices");
+  }
+  rule.cut_ = std::make_shared<const TpCut>(first);
 }
 
 void UniversalInfo::Impl::read_affine_map(const Fields& map) {
@@ -341,6 +404,7 @@ UniversalInfo::Rule UniversalInfo::replicated(const std::string& name,
   in_context({.tensor = name}, [&] { check_equal(slice_shapes, "is replicated"); });
   rule.shape_ = slice_shapes.front();
   rule.how_ = Rule::Replicated{};
+  rule.cut_ = std::make_shared<const TpCut>(TpCut::whole());
   return rule;
 }
 
@@ -457,14 +521,35 @@ void UniversalInfo::Impl::decide(Rule& rule) {
     std::vector<Shape> shard_shapes;
     for (const AffineMap::Rank& rank : map.ranks) shard_shapes.push_back(rank.shard_shape);
     if (shard_shapes != shapes) {
-      do_not_fit("the affine map speaks of shards of the shapes " + list_of(shard_shapes) +
+      do_not_fit("the affine map is for shards of the shapes " + list_of(shard_shapes) +
                  ", the ranks' slices have " + list_of(shapes));
     }
     for (const AffineMap::Rank& rank : map.ranks) count_parts(rank.pieces.size());
     auto assembly = std::make_shared<const AffineAssembly>(map);
     rule.shape_ = assembly->shape();
     rule.how_ = std::move(assembly);
-  } else if (use(tp_replicated, name)) {
+  } else {
+    decide_by_lists(rule, sub_param_pattern);
+  }
+  const bool is_lone_map = !by_user && !maps.empty() && shapes.size() == 1;
+  rule.cut_ = is_lone_map ? cut_of_lone_map(rule, sub_param_pattern)
+                          : cut_of(rule, by_user || shapes.size() > 1 || is_told(name));
+  if (!by_user) use_first_shares(rule);
+
+  if (use(vocabulary, name)) {
+    if (!original_vocab_size) {
+      throw CorruptError({}, "has no key 'original_vocab_size'");
+    }
+    if (rule.shape_.size() < 2) {
+      do_not_fit("is a vocabulary of shape " + to_text(rule.shape_) + ", not a matrix");
+    }
+    rule.form_.vocab_rows = std::min(*original_vocab_size, rule.shape_[0]);
+  }
+}
+
+void UniversalInfo::Impl::decide_by_lists(Rule& rule, std::optional<size_t> sub_param_pattern) {
+  const std::string& name = rule.name_;
+  if (use(tp_replicated, name)) {
     be_same(rule, TpRule::How::replicated);
   } else if (use(averaged, name)) {
     be_same(rule, TpRule::How::average);
@@ -477,16 +562,50 @@ void UniversalInfo::Impl::decide(Rule& rule) {
     concatenate(rule, dim);
     rule.form_.cat_dim = static_cast<int64_t>(dim);
   }
+}
 
-  if (use(vocabulary, name)) {
-    if (!original_vocab_size) {
-      throw CorruptError({}, "has no key 'original_vocab_size'");
-    }
-    if (rule.shape_.size() < 2) {
-      do_not_fit("is a vocabulary of shape " + to_text(rule.shape_) + ", not a matrix");
-    }
-    rule.form_.vocab_rows = std::min(*original_vocab_size, rule.shape_[0]);
+// True if the lists mean the parameter to be cut by the rule that they make.
+bool UniversalInfo::Impl::is_told(const std::string& name) const {
+  if (lists_replicated || !sub_params.matches(name).empty()) return true;
+  return std::any_of(lists.begin(), lists.end(), [&](const PatternList& list) {
+    return &list != &lists[vocabulary] && !list.matches(name).empty();
+  });
+}
+
+std::shared_ptr<const TpCut> UniversalInfo::Impl::cut_of(const Rule& rule, bool is_told) const {
+  if (!is_told) return nullptr;
+  if (const auto* assembly = std::get_if<Rule::Assembled>(&rule.how_)) {
+    const std::optional<TpCut> cut = (*assembly)->cut();
+    return cut ? std::make_shared<const TpCut>(*cut) : nullptr;
   }
+  if (std::holds_alternative<Rule::Summed>(rule.how_)) {
+    return std::make_shared<const TpCut>(TpCut::sum());
+  }
+  if (std::holds_alternative<Rule::Averaged>(rule.how_)) {
+    return std::make_shared<const TpCut>(TpCut::mean());
+  }
+  const auto* how = std::get_if<Rule::Concatenated>(&rule.how_);
+  if (how == nullptr || rule.shape_.empty()) return std::make_shared<const TpCut>(TpCut::whole());
+  std::vector<TpPart> shares;
+  for (const auto& [rank, start, length] : how->parts) {
+    if (rank == 0) shares.emplace_back();
+    shares.back().widths.push_back(length);
+  }
+  return std::make_shared<const TpCut>(
+      TpCut(how->dim, rule.slice_shapes_.front().size(), std::move(shares)));
+}
+
+// The map of a lone rank has a piece of each part that the lists tell.
+std::shared_ptr<const TpCut> UniversalInfo::Impl::cut_of_lone_map(
+    const Rule& rule, std::optional<size_t> sub_param_pattern) {
+  Rule by_lists;
+  by_lists.name_ = rule.name_;
+  by_lists.slice_shapes_ = rule.slice_shapes_;
+  decide_by_lists(by_lists, sub_param_pattern);
+  std::shared_ptr<const TpCut> cut = cut_of(by_lists, is_told(rule.name_));
+  if (cut == nullptr) return nullptr;
+  const size_t pieces = std::get<Rule::Assembled>(rule.how_)->pieces();
+  return pieces == std::max<size_t>(cut->parts().size(), 1) ? cut : nullptr;
 }
 
 namespace {

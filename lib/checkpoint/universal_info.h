@@ -12,6 +12,7 @@
 
 #include "checkpoint/affine_map.h"
 #include "checkpoint/shard.h"
+#include "checkpoint/tp_cut.h"
 #include "checkpoint/tp_rule.h"
 #include "deepspeed/universal_form.h"
 #include "dsckpt/dtype.h"
@@ -83,6 +84,10 @@ class UniversalInfo::Rule {
   const UniversalForm& form() const { return form_; }
   // The shape of the result of merge().
   const Shape& shape() const { return shape_; }
+  // How the ranks share the parameter; nullptr if the rule does not say how others would share it.
+  // A lone rank has it whole. Then the lists say it, if one of them is of parameters that every
+  // rank has whole: all others are meant to be cut.
+  const std::shared_ptr<const TpCut>& cut() const { return cut_; }
   // Takes `slices` in rank order, of the shapes given to rule_for(), else throws InconsistentError.
   // The `state` is "fp32", "exp_avg" ...: the error for copies that differ names it. States of
   // summed parameters are copies: each rank's part has the gradient of the sum.
@@ -112,6 +117,7 @@ class UniversalInfo::Rule {
   UniversalForm form_;
   Shape shape_;
   std::variant<Replicated, Averaged, Summed, Concatenated, Assembled> how_;
+  std::shared_ptr<const TpCut> cut_;
 };
 
 }  // namespace dsckpt

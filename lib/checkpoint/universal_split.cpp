@@ -13,7 +13,7 @@
 namespace dsckpt {
 namespace {
 
-// Of parameters' folders, before the rest is not looked for.
+// The number of parameters' folders after which the search ends.
 constexpr size_t kMostMissing = 1 << 16;
 // No folder has a longer name.
 constexpr size_t kLongestPath = 4096;

@@ -215,6 +215,15 @@ Value model_in(const TorchArchive& archive, const std::string& display,
 
 }  // namespace
 
+std::map<std::string, std::string> metadata_of(const std::vector<WeightsFile>& files) {
+  std::map<std::string, std::string> all;
+  for (const WeightsFile& file : files) {
+    if (file.safetensors == nullptr) continue;
+    for (const auto& [key, text] : file.safetensors->metadata()) all[key] = text;
+  }
+  return all;
+}
+
 Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& options) {
   Weights weights;
   std::vector<fs::path> paths = options.of_model ? with_siblings(path) : std::vector{path};
@@ -392,7 +401,7 @@ bool has_state(const fs::path& folder, Beside beside) {
   });
 }
 
-// Whether a file is one rank's part of tensors.
+// True if a file is one rank's part of tensors.
 bool is_rank_file(const fs::path& path) {
   const auto name = parse_rank_name(content_path(path).filename().string());
   return name && (name->ranks || has_rank_tensors(path));

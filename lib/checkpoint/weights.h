@@ -50,6 +50,9 @@ bool is_weights_input(const std::filesystem::path& path, const std::string& tag,
 std::vector<std::filesystem::path> missing_siblings(
     const std::vector<std::filesystem::path>& paths);
 
+// The `__metadata__` of all `files` of safetensors, of the last file for each key.
+std::map<std::string, std::string> metadata_of(const std::vector<WeightsFile>& files);
+
 struct WeightsTensor {
   // The key of a state_dict; where dicts lie in dicts, the keys with dots between them.
   std::string name;

@@ -1,6 +1,6 @@
-// Weights as a checkpoint: the values of files of weights, alone; or under the names, in the order
-// and with everything else of a checkpoint of the run that is to start from them; or as the values
-// of a checkpoint whose training goes on.
+// Weights as a checkpoint, in three forms. The values of files of weights may stand alone. They may
+// have the names, the order and everything else of a checkpoint of the run that is to start from
+// them. Or they are the values of a checkpoint whose training goes on.
 
 #include <algorithm>
 #include <map>
@@ -33,7 +33,7 @@ class WeightsReader {
       const std::string name = engine_name(names_, tensor.name);
       if (!by_name_.emplace(name, &tensor).second) {
         throw InconsistentError({.file = where_, .tensor = name},
-                                "is what two tensors would be called");
+                                "would be the name of two tensors");
       }
     }
   }
@@ -60,11 +60,6 @@ class WeightsReader {
   }
 
   void read_like(const Checkpoint& like) {
-    if (like.facts().model_parallel) {
-      throw UnsupportedError({.file = like.tag_folder().string()},
-                             "is of a model that is split over ranks; a run can start from "
-                             "weights like a data-parallel one only");
-    }
     if (like.facts().states == StatesTold::stripped) {
       throw UnsupportedError({.file = like.tag_folder().string()},
                              "was stripped to its weights by ckpt-pack strip: it does not tell how "
@@ -129,7 +124,7 @@ class WeightsReader {
       copies.push_back(tensor.value);
     }
     if (copies.empty()) {
-      // What the model computes itself is often left out of files of weights.
+      // Files of weights often lack tensors that the model computes itself.
       if (param.kind == ParamKind::buffer) {
         kept_.push_back(param.name);
       } else {
@@ -196,7 +191,7 @@ class WeightsReader {
         .with_hint(hint(extra));
   }
 
-  // What is behind the dots of `name`; a prefix of more parts than these is none.
+  // The part of `name` after the dots; a prefix of more parts than these is none.
   static std::vector<std::string_view> ends_of(std::string_view name) {
     constexpr size_t kMostEnds = 64;
     std::vector<std::string_view> ends;
@@ -237,7 +232,7 @@ class WeightsReader {
     return "zero-to-fp32 --include and --exclude write a part of the weights";
   }
 
-  // What the files have of it; nullptr of a buffer that they do not have.
+  // The tensor in the files; nullptr for a buffer that they lack.
   const TensorSource* given(const Param& param) const {
     const auto found = values_.find(param.alias_of.empty() ? param.name : param.alias_of);
     return found == values_.end() ? nullptr : &found->second;
@@ -250,7 +245,9 @@ class WeightsReader {
                              .weight = value == nullptr ? param.weight : *value,
                              .alias_of = param.alias_of,
                              .form = param.form,
-                             .requires_grad = param.requires_grad});
+                             .cut = param.cut,
+                             .requires_grad = param.requires_grad,
+                             .given = value != nullptr});
   }
 
   void add_going_on(Param param) {

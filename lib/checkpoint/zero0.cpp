@@ -1,8 +1,9 @@
-// Stage 0: no ZeRO. One file holds the model and the whole optimizer; under model parallelism one
-// file for each pipeline stage and tensor-parallel rank, beside files of layers and of experts.
-// Source: deepspeed/runtime/engine.py _save_checkpoint, _save_moe_checkpoint.
+// Stage 0: no ZeRO. One file holds the model and the whole optimizer. Under model parallelism each
+// pipeline stage and tensor-parallel rank has one, beside files of layers and of experts. Source:
+// deepspeed/runtime/engine.py _save_checkpoint, _save_moe_checkpoint.
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -201,7 +202,6 @@ class ExpertFiles {
 class Zero0Reader {
  public:
   explicit Zero0Reader(CheckpointDraft& draft) : draft_(draft) {
-    models_.reserve(draft.model_shards.size());
     for (const Shard& shard : draft.model_shards) {
       models_.emplace_back(shard);
       models_.back().find_tied_views();
@@ -232,8 +232,17 @@ class Zero0Reader {
       draft_.wrapper_state = {&first.shard().archive, first.fields[keys::kOptimizer]};
     }
     find_whether_masters();
+    for (World& world : worlds_) {
+      world.facts = facts;
+      if (draft_.optimizer_states && world.model->fields.has(keys::kOptimizer)) {
+        world.wrapper_state = {&world.model->shard().archive,
+                               world.model->fields[keys::kOptimizer]};
+      }
+    }
+    // Each expert-parallel rank has an optimizer of its own.
+    if (!draft_.folder.has(ShardName::Kind::expert)) keep_worlds(draft_, models_, worlds_);
     assemble(draft_, worlds_, layers_);
-    for (const ModelStates& model : models_) model.note_not_tensors(draft_);
+    for (const World& world : worlds_) world.model->note_not_tensors(draft_);
   }
 
  private:
@@ -271,7 +280,7 @@ class Zero0Reader {
     return found;
   }
 
-  // Of an engine without an optimizer's state, whose file has param_shapes all the same.
+  // From an engine without an optimizer's state, whose file has param_shapes all the same.
   static bool is_told_frozen(const ModelStates& model, const std::string& name) {
     return !model.trainable_names.empty() && !model.is_trainable(name) &&
            !optimizer_of(model.shard());
@@ -289,11 +298,12 @@ class Zero0Reader {
                              "has " + counted(params.size(), "parameter") + ", of each of " +
                                  counted(experts.ep_size(), "expert-parallel rank"));
     }
+    GroupParts groups;
     for (uint32_t ep_rank = 0; ep_rank < experts.ep_size(); ++ep_rank) {
       const Shard& shard =
           experts.optimizers().empty() ? model.shard() : *experts.optimizers()[ep_rank];
       PlainOptimizer found = plain(shard, experts.with_experts(params, ep_rank));
-      if (experts.ep_size() == 1) world.groups = std::move(found.groups);
+      groups.add(found.groups);
       for (OwnedParam& param : found.owned) {
         if (ep_rank > 0 && !experts.is_expert(param.name)) continue;  // as on the first rank
         if (is_told_frozen(model, param.name)) {
@@ -310,6 +320,7 @@ class Zero0Reader {
         if (ep_rank == 0 || experts.is_expert(name)) world.frozen.add(name, value);
       }
     }
+    world.groups = groups.take();
     draft_.facts.mesh.ep = std::max(draft_.facts.mesh.ep, experts.ep_size());
     worlds_.push_back(std::move(world));
   }
@@ -374,6 +385,7 @@ class Zero0Reader {
       PlainOptimizer found = plain(models_[w].shard(), params);
       world.owned = std::move(found.owned);
       world.frozen = std::move(found.frozen);
+      world.groups = std::move(found.groups);
     }
   }
 
@@ -386,7 +398,7 @@ class Zero0Reader {
   }
 
   CheckpointDraft& draft_;
-  std::vector<ModelStates> models_;
+  std::deque<ModelStates> models_;
   std::vector<World> worlds_;
   std::vector<PipelineLayer> layers_;
 };

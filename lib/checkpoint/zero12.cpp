@@ -80,7 +80,7 @@ std::vector<uint64_t> alignment_paddings(const Fields& state, size_t group, size
   });
 }
 
-// Whether there is padding behind any parameter.
+// True if there is padding behind any parameter.
 bool is_aligned(const Fields& state) {
   const auto groups = state.sequence(keys::kParamAlignmentPaddings);
   std::unordered_set<const void*> seen;  // groups may share them
@@ -116,7 +116,7 @@ std::string name_at(const FlatGroup& group, uint64_t at) {
   return name;
 }
 
-// What the shards of one world have.
+// The contents of one world's shards.
 struct FlatWorld {
   std::vector<OwnedParam> owned;
   bool round_robin = false;  // whether the flat groups have another order than the optimizer's
@@ -197,7 +197,7 @@ class Zero12WorldReader {
     return g < counts_.size() ? counts_[g] : counts_.front();
   }
 
-  // Whether group `g` is of experts.
+  // True if group `g` is of experts.
   bool is_moe_group(size_t g) const {
     const Value base = state_.get(keys::kBaseOptimizerState).value_or(Value());
     const auto groups = base.find_or_none(keys::kParamGroups).sequence_or_empty();
@@ -258,7 +258,7 @@ class Zero12WorldReader {
     return parts;
   }
 
-  // Adds the parameters that `ranks` share. Whether param_slice_mappings has them where they lie.
+  // Adds the parameters that `ranks` share. True if param_slice_mappings has them where they lie.
   bool add_group(size_t g, const std::vector<const Shard*>& ranks, uint32_t ep_rank,
                  uint32_t ep_size, std::vector<OwnedParam>& params) const {
     const NamedShapes& shapes = model_.param_shapes[g];
@@ -351,9 +351,9 @@ class Zero12WorldReader {
     }
   }
 
-  // Muon works on whole matrices: each rank keeps the momenta of all parameters that reach into its
-  // partition, whole, one after the other. stage_1_and_2.py get_flat_partition /
-  // _apply_muon_update. Ranks that share a parameter have the same.
+  // Muon works on whole matrices. Each rank keeps the whole momenta of all parameters that reach
+  // into its partition, one after the other (stage_1_and_2.py get_flat_partition,
+  // _apply_muon_update). Ranks that share a parameter have the same.
   void add_whole_momenta(size_t g, const FlatGroup& group, const FlatStates::State& state,
                          const std::vector<const Shard*>& ranks, uint64_t length,
                          std::span<OwnedParam> params) const {
@@ -531,7 +531,7 @@ class Zero12WorldReader {
   }
 
   // param_slice_mappings[g]: name -> fragment_address(numel, start), the part of each parameter in
-  // this rank's partition. Whether it places all of them where they lie; true if there is none.
+  // this rank's partition. True if it places all of them where they lie, or if there is none.
   bool check_mapping(size_t g, const FlatGroup& group, const Shard& shard, const FlatCut& cut,
                      size_t rank) const {
     const Fields state = optimizer_state(shard);
@@ -548,7 +548,7 @@ class Zero12WorldReader {
       return known->second;
     });
     // Under round-robin gradients DeepSpeed computes the mapping in an order the flat group does
-    // not have (stage_1_and_2.py _link_all_hp_params): only the file's rank-wide sum means
+    // not have (stage_1_and_2.py _link_all_hp_params). Only the file's rank-wide sum means
     // anything.
     const bool order_holds = !run_config_.may_be_round_robin();
     bool all_fit = true;
@@ -605,7 +605,7 @@ std::vector<uint64_t> group_numels(const std::vector<const Shard*>& optim) {
   return numels;
 }
 
-// What a world's first file says of the optimizer's wrapper.
+// The facts of the optimizer's wrapper in a world's first file.
 void take_wrapper(const Shard& optim, CheckpointFacts& facts) {
   const Fields state = optimizer_state(optim);
   facts.zero_stage = zero_stage_of(state);

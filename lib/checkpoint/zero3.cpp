@@ -184,7 +184,7 @@ class Zero3WorldReader {
     }
   }
 
-  // What large sub-groups of an optimizer on NVMe have outside of the ranks' files.
+  // The parts of large sub-groups that an optimizer on NVMe keeps outside of the ranks' files.
   void open_swap_files() {
     std::vector<std::vector<SubGroupSize>> sizes;
     for (size_t rank = 0; rank < optim_.size(); ++rank) {

@@ -16,7 +16,7 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
-// Values may be shared in a pickle, so that a short one can be endless as JSON.
+// Pickles can share values, so a short one can be endless as JSON.
 constexpr size_t kMaxValues = 1'000'000;
 
 class ToJson {
@@ -66,7 +66,7 @@ class ToJson {
     for (const auto& [key, item] : value.as_dict().items) {
       const std::string name = key_text(key, place);
       if (!names.insert(name).second) place.at(name).unsupported("two keys become this one");
-      // Not emplace(), which looks at all members.
+      // emplace() would compare the name with all members.
       members.emplace_back(name, convert(item, place.at(name)));
     }
     return result;

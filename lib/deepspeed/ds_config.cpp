@@ -19,8 +19,8 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 namespace {
 
-// Builds the value of a text, minding what nlohmann's own builder does not: keys that come twice
-// and depth. It also looks at all members of an object for each new one.
+// Builds the value of a text, and refuses repeated keys and too much depth. nlohmann's own builder
+// does neither, and it looks at all members of an object for each new one.
 class Builder : public JsonTree<ordered_json> {
  public:
   bool key(string_t& name) override {
@@ -55,7 +55,7 @@ class Builder : public JsonTree<ordered_json> {
  private:
   struct Level {
     ordered_json value;
-    std::string key = {};  // of the member that comes next
+    std::string key = {};  // the next member's
     KeyedSet<std::string> names = {};
   };
 
@@ -163,7 +163,7 @@ std::string ds_config_text(const ordered_json& config) {
 
 ordered_json with_autos_from(ordered_json config, const ordered_json& source) {
   if (!config.is_object() || !source.is_object()) return config;
-  // An object looks at all its members for each that is to be found.
+  // A lookup in an object compares all its members.
   KeyedMap<std::string_view, const ordered_json*> members;
   for (const auto& [key, value] : source.get_ref<const ordered_json::object_t&>()) {
     members.emplace(key, &value);

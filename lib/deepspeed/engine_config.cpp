@@ -101,7 +101,7 @@ class Section {
         return;
       }
     }
-    refuse(key, "is '" + name + "', which is none of none, cpu and nvme");
+    refuse(key, "is '" + name + "', not none, cpu or nvme");
   }
   // config.py DtypeEnum
   void read(const char* key, std::optional<Precision>& out) const {
@@ -118,7 +118,7 @@ class Section {
     } else if (is({"bf16", "bfloat16", "torch.bfloat16"})) {
       out = Precision::bf16;
     } else {
-      refuse(key, "is '" + name + "', which is none of fp32, fp16 and bf16");
+      refuse(key, "is '" + name + "', not fp32, fp16 or bf16");
     }
   }
 
@@ -148,7 +148,7 @@ class Section {
   std::string name_;
 };
 
-// `deprecated` is a flag that means "to the CPU".
+// `deprecated` is an old flag for the CPU.
 void read_offload(const Section& zero, const char* key, const char* deprecated,
                   OffloadDevice& out) {
   zero.section(key).read("device", out);
@@ -169,7 +169,7 @@ void read_zero(const Section& config, EngineConfig& out) {
   int64_t stage = 0;
   zero.read("stage", stage);
   if (stage < 0 || stage > 3) {
-    zero.refuse("stage", "is " + std::to_string(stage) + ", which is none of 0 to 3");
+    zero.refuse("stage", "is " + std::to_string(stage) + ", not 0, 1, 2 or 3");
   }
   out.zero_stage = static_cast<int>(stage);
   read_offload(zero, "offload_optimizer", "cpu_offload", out.offload_optimizer);

@@ -30,6 +30,8 @@ inline constexpr std::string_view kUniversalCheckpointInfo = "universal_checkpoi
 inline constexpr std::string_view kAutoEpLayers = "ds_autoep_layers";
 inline constexpr std::string_view kAutoEpLayersLegacy = "autoep_layers";
 inline constexpr std::string_view kFolding = "folding";
+// Not DeepSpeed's: Megatron's and NeoX's.
+inline constexpr std::string_view kArguments = "args";
 
 // Optimizer-states files.
 inline constexpr std::string_view kOptimizerStateDict = "optimizer_state_dict";
@@ -71,6 +73,13 @@ inline constexpr std::string_view kSubParams = "parameter_with_sub_params";
 inline constexpr std::string_view kSubParamShardWidths = "sub_param_shard_widths";
 inline constexpr std::string_view kAffineMap = "affine_map";
 inline constexpr std::string_view kAutoTpUnsupported = "autotp_unsupported_parameter_patterns";
+// Not DeepSpeed's. A checkpoint on another grid has the cuts of the first one here, if its own
+// slices do not tell them (tp_cut.h). They are dicts by name. Each has the dimension, the rows of
+// each part by rank, and a flag for parts that every rank had.
+inline constexpr std::string_view kFirstShares = "dsckpt_first_shares";
+inline constexpr std::string_view kSharesDim = "dim";
+inline constexpr std::string_view kSharesRows = "rows";
+inline constexpr std::string_view kSharesOnEveryRank = "on_every_rank";
 
 // PipelineModule: the prefix of the names of tied layers.
 inline constexpr std::string_view kTiedModules = "tied_modules.";

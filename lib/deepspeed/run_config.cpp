@@ -35,7 +35,7 @@ uint64_t aio_threads_of(const Value& config) {
   return 1;
 }
 
-// Of zero_optimization.offload_optimizer or offload_param.
+// Reads the device from zero_optimization.offload_optimizer or offload_param.
 std::optional<std::string> device_of(const Value& config, const char* offload) {
   const Value zero = config.find_or_none("zero_optimization");
   return text_of(zero.find_or_none(offload).find_or_none("device"));
@@ -85,7 +85,8 @@ RunConfig run_config(const Value& model_states, const Value& optim_states) {
 }
 
 int64_t saving_ranks(const pickle::Value& ds_config, int64_t dp_world_size) {
-  // zero/mics.py: groups of mics_shard_size ranks have the same shards, of which the first saves.
+  // zero/mics.py: groups of mics_shard_size ranks have the same shards, and only the first group
+  // saves.
   const pickle::Value size =
       ds_config.find_or_none("zero_optimization").find_or_none("mics_shard_size");
   const bool mics = size.is(pickle::Kind::integer) && size.as_int() > 0;

@@ -10,8 +10,8 @@
 namespace dsckpt {
 
 // The order in which round_robin_gradients lays out the `count` parameters of a group over `ranks`
-// ranks. result[place] is the index at which the optimizer got the parameter. stage_1_and_2.py
-// _round_robin_reorder.
+// ranks. result[place] is the index at which the optimizer got the parameter (stage_1_and_2.py
+// _round_robin_reorder).
 std::vector<size_t> round_robin_order(size_t count, uint32_t ranks);
 
 // A parameter group of stages 1 and 2 as one vector. Counts are elements.

@@ -75,7 +75,7 @@ void check_paths(const std::vector<PlannedFile>& outputs) {
       begin = end + 1;
     }
     if (!plain) {
-      // what() ends at a NUL.
+      // what() of the error ends at a NUL, so the path is cut there.
       throw InconsistentError({.file = path.substr(0, path.find('\0'))},
                               "is not a path inside the output folder");
     }
@@ -117,7 +117,7 @@ bool are_well_formed(const std::vector<PlannedTerm>& terms, size_t texts, size_t
   return !terms.empty() && sum == operands;
 }
 
-// `rows` lie inside `name`, which has `size` bytes, and between elements of `dtype`.
+// Checks that `rows` lie inside `name`, which has `size` bytes, and consist of whole elements.
 void check_rows(const std::string& name, uint64_t size, const Rows& rows, uint64_t count,
                 DType dtype) {
   if (count == 0 || rows.row_bytes == 0 || rows.row_bytes % size_of(dtype) != 0 ||
@@ -138,7 +138,7 @@ bool is_rounded_to(DType dtype) {
   return dtype == DType::float32 || dtype == DType::bfloat16 || dtype == DType::float16;
 }
 
-// What an item of each kind may be, but for the rows it reads.
+// Checks everything about an item of its kind except the rows that it reads.
 bool is_well_formed(const CopyPlan& plan, const CopyItem& item) {
   const bool within = item.operand_begin <= plan.operands().size() &&
                       item.operand_count <= plan.operands().size() - item.operand_begin;
@@ -221,8 +221,8 @@ void check_item(const CopyPlan& plan, const CopyItem& item, const std::string& o
 
 namespace {
 
-// The items of a tensor that updates read tile it, and are read inside their files. Returns how
-// many elements it has.
+// Checks that the items of an update's tensor tile it and read inside their files. Returns the
+// number of its elements.
 uint64_t check_update_items(const CopyPlan& plan, const ItemRange& range,
                             const std::vector<PlannedInput>& inputs) {
   uint64_t filled = 0;
@@ -294,7 +294,7 @@ void CopyPlan::validate(const std::vector<PlannedInput>& inputs) const {
     return dst == outputs_[out].size ||
            (found != items_.end() && found->out == out && found->dst == dst);
   };
-  // What a digest covers must be final: ranges and patches keep out of each other's way.
+  // The bytes under a digest must be final, so ranges and patches must not overlap.
   std::vector<Extent> claimed;
   for (const Digest& digest : digests_) {
     bool good = digest.out < outputs_.size() && digest.begin <= digest.end &&
@@ -359,7 +359,7 @@ Op op_of(const WeightedTerm& term) {
 
 }  // namespace
 
-// True if all that `run` reads follows what `item`, the newest, reads.
+// Returns whether all reads of `run` continue the reads of `item`, the newest item.
 bool PlanBuilder::continues(const CopyItem& item, const SourceRun& run) const {
   if (item.op != op_of(run) || item.from != run.stored || item.rows != 1 || run.rows != 1) {
     return false;
@@ -387,7 +387,7 @@ bool PlanBuilder::has_terms(const CopyItem& item, const SourceRun& run) const {
                     });
 }
 
-// Makes the only row of `item`, the newest, longer.
+// Lengthens the only row of `item`, the newest item.
 void PlanBuilder::extend(CopyItem& item, uint64_t bytes) {
   item.source.row_bytes += bytes;
   if (item.op == Op::weighted) {
@@ -419,7 +419,7 @@ uint32_t PlanBuilder::index_of(const std::string& text) {
   return known->second;
 }
 
-// Neighbours mostly have the same.
+// Only the newest terms are compared, since neighbours mostly have the same ones.
 uint32_t PlanBuilder::index_of_terms(const SourceRun& run) {
   std::vector<PlannedTerm> terms;
   for (const WeightedTerm& term : run.terms) {

@@ -11,7 +11,7 @@
 namespace dsckpt {
 namespace {
 
-// Numbers and texts, one after the other.
+// Hashes numbers and texts, one after the other.
 class Digester {
  public:
   void add(uint64_t number) {

@@ -14,7 +14,7 @@ constexpr DType kLastType = static_cast<DType>(kDTypeCount - 1);
 
 }  // namespace
 
-// What both functions below need of the inside of a plan.
+// The access of both functions below to the private parts of a plan.
 class PlanParts {
  public:
   static PlanPart part_of(const CopyPlan& plan, size_t first, size_t last,
@@ -93,7 +93,7 @@ PlanPart PlanParts::part_of(const CopyPlan& plan, size_t first, size_t last,
   for (const uint32_t text : texts) part.plan.texts_.push_back(plan.texts_[text]);
   for (const uint64_t which : digests) {
     Digest digest = plan.digests_[which];
-    // Outputs come in rising order.
+    // The part's outputs are sorted.
     const auto out = std::lower_bound(part.outputs.begin(), part.outputs.end(), digest.out);
     digest.out = static_cast<OutputId>(out - part.outputs.begin());
     part.plan.digests_.push_back(std::move(digest));
@@ -245,7 +245,7 @@ CopyItem PlanParts::read_item(VarintReader& reader, const CopyItem& before, Copy
   return item;
 }
 
-// That nothing that the item names is outside of the plan.
+// Checks that the item refers only to things in the plan.
 void PlanParts::check_item(const CopyItem& item, const CopyPlan& plan) {
   const auto is_named = [&](const auto& named, uint64_t which) { return which < named.size(); };
   bool right = is_named(plan.outputs_, item.out);
@@ -270,7 +270,7 @@ void PlanParts::check_item(const CopyItem& item, const CopyPlan& plan) {
     right = right && item.rows == 1 && item.from == DType::float64 &&
             checked_add(item.source.offset, elements) <= plan.updates_[item.what].elements();
   }
-  if (!right) throw CorruptError({}, "a plan with an item that names what it does not have");
+  if (!right) throw CorruptError({}, "a plan with an item that refers to something outside of it");
 }
 
 CopyPlan PlanParts::read(VarintReader& reader) {
@@ -334,7 +334,7 @@ std::vector<CopyItem> PlanParts::read_items(VarintReader& reader, CopyPlan& plan
   return items;
 }
 
-// That its tensors are whole, and as large as it takes them to be.
+// Checks that the items fill each tensor of the update, and that its sizes agree.
 void PlanParts::check_update(const PlannedUpdate& update, const CopyPlan& plan) {
   const auto numel = [&](const ItemRange& range) {
     if (range.begin > range.end || range.end > plan.update_items_.size()) {

@@ -40,7 +40,7 @@ std::vector<Rows> RunCursor::pieces(uint64_t count) const {
   return pieces;
 }
 
-// Whether blocks are the rows of the run.
+// Returns whether each block is one row of the current run.
 bool RunCursor::is_row_by_row(uint64_t block) const {
   return runs_[run_].rows > 1 && row_elements() == block;
 }

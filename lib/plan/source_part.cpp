@@ -25,22 +25,26 @@ class Reader {
       : bytes_(bytes), file_of_(file_of) {}
 
   TensorSource read() {
-    const uint64_t type = bytes_.number();
-    if (type >= kDTypeCount) throw CorruptError({}, "no element type");
-    dtype_ = static_cast<DType>(type);
+    const DType dtype = type();
     std::vector<TensorSource> parts;
-    for (size_t left = bytes_.count(); left > 0; --left) parts.push_back(run());
+    for (size_t left = bytes_.count(); left > 0; --left) {
+      stored_ = type();
+      const TensorSource part = run();
+      parts.push_back(stored_ == dtype ? part : part.to(dtype));
+    }
     if (parts.size() == 1) return std::move(parts.front());
     return TensorSource::cat(0, std::move(parts));
   }
 
  private:
+  DType type() { return static_cast<DType>(bytes_.below(kDTypeCount)); }
+
   TensorSource run() {
     const uint64_t combine = bytes_.number();
     const auto rows = static_cast<int64_t>(bytes_.number());
     const auto numel = static_cast<int64_t>(bytes_.number());
     if (combine == static_cast<uint64_t>(Combine::zeros)) {
-      return TensorSource::zeros(dtype_, {numel});
+      return TensorSource::zeros(stored_, {numel});
     }
     std::vector<TensorSource> parts;
     for (size_t left = bytes_.count(); left > 0; --left) parts.push_back(matrix(rows));
@@ -65,16 +69,16 @@ class Reader {
     place.offset = bytes_.number();
     place.row_bytes = bytes_.number();
     place.stride = static_cast<int64_t>(bytes_.difference(0));
-    const auto element = static_cast<int64_t>(size_of(dtype_));
+    const auto element = static_cast<int64_t>(size_of(stored_));
     if (rows < 1) throw CorruptError({}, "a run without rows");
-    return TensorSource::stored(place.span(static_cast<uint64_t>(rows)), dtype_,
+    return TensorSource::stored(place.span(static_cast<uint64_t>(rows)), stored_,
                                 {rows, static_cast<int64_t>(place.row_bytes) / element},
                                 {rows == 1 ? 0 : place.stride / element, 1});
   }
 
   VarintReader& bytes_;
   const std::function<FileId(FileId)>& file_of_;
-  DType dtype_ = DType::uint8;
+  DType stored_ = DType::uint8;  // of the run
 };
 
 }  // namespace
@@ -83,7 +87,7 @@ void write_source(VarintWriter& writer, const TensorSource& source, int64_t firs
                   const std::function<FileId(FileId)>& number_of) {
   std::vector<SourceRun> runs;
   source.lower(first, count, [&](const SourceRun& run) {
-    if (run.stored != run.result || run.combine == Combine::weighted) {
+    if (run.combine == Combine::weighted || run.combine == Combine::low_rank) {
       throw std::logic_error("a tensor that is computed is not handed on");
     }
     runs.push_back(run);
@@ -91,6 +95,7 @@ void write_source(VarintWriter& writer, const TensorSource& source, int64_t firs
   writer.number(static_cast<uint64_t>(source.dtype()));
   writer.number(runs.size());
   for (const SourceRun& run : runs) {
+    writer.number(static_cast<uint64_t>(run.stored));
     writer.number(static_cast<uint64_t>(run.combine));
     writer.number(run.rows);
     writer.number(run.numel());

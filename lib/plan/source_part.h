@@ -9,8 +9,9 @@
 
 namespace dsckpt {
 
-// Writes elements [first, first + count) of `source`, at least one. Casts and weighted means throw
-// std::logic_error. `number_of` gives the numbers that the other process has for its files.
+// Writes elements [first, first + count) of `source`, at least one. Weighted means and merged
+// weights throw std::logic_error. `number_of` gives the numbers that the other process has for its
+// files.
 void write_source(VarintWriter& writer, const TensorSource& source, int64_t first, int64_t count,
                   const std::function<FileId(FileId)>& number_of);
 

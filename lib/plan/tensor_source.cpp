@@ -31,8 +31,8 @@ void check_range(int64_t start, int64_t length, int64_t size) {
                                   " + " + std::to_string(length) + ") of " + std::to_string(size));
 }
 
-// Runs that a tensor may lie in, however often they repeat its elements. Where none is repeated, a
-// run has two bytes of its own at least, or is the only one.
+// A tensor may consist of so many runs, even if they repeat its elements. More are accepted only if
+// the extent has at least two bytes for each.
 constexpr uint64_t kMostRepeatedRuns = 1 << 17;
 
 size_t checked_dim(int64_t dim, const Shape& shape) {
@@ -48,7 +48,7 @@ size_t checked_dim(int64_t dim, const Shape& shape) {
 struct TensorSource::Node {
   struct Strided {
     Strides strides;
-    // The shape and strides with neighbouring dimensions merged where they are one run; the last
+    // The shape and strides after neighbouring dimensions that form one run are merged. The last
     // dimension has stride 1.
     Shape merged_shape;
     Strides merged_strides;
@@ -94,7 +94,7 @@ struct TensorSource::Node {
     std::shared_ptr<const LowRankUpdate> update;
   };
 
-  // What there is anywhere in the expression.
+  // The kinds of nodes anywhere in the expression.
   struct Holds {
     bool cast = false;
     bool combined = false;
@@ -116,7 +116,7 @@ struct TensorSource::Node {
   std::variant<Stored, Zeros, Cat, CatNarrowed, Narrow, View, Cast, Combined, Weighted, Updated>
       what;
 
-  // Elements [first, first + length), which are to become of type `result`.
+  // Emits the runs of elements [first, first + length), which are converted to `result`.
   void lower(int64_t first, int64_t length, DType result, const Emit& emit) const;
   void lower_kind(const Stored& node, int64_t first, int64_t length, DType result,
                   const Emit& emit) const;
@@ -142,6 +142,11 @@ struct TensorSource::Node {
                     const Emit& emit) const;
   void lower_blocks(const Cat& node, int64_t begin, int64_t end, DType result,
                     const Emit& emit) const;
+  void lower_rows(const Narrow& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
+  void lower_even_rows(const Narrow& node, int64_t begin, int64_t end, DType result,
+                       const Emit& emit) const;
+  static TensorSource columns(const Cat& node, int64_t start, int64_t length);
   static std::unique_ptr<const Strided> merged(const Shape& shape, Strides strides, bool is_empty);
   static TensorSource combine(Combine how, std::vector<TensorSource> parts, std::string what);
   static TensorSource weigh(std::vector<TensorSource> parts, std::vector<double> weights,
@@ -157,19 +162,19 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
-// A part of a concatenation on its way, block by block: what it contributes to one row.
+// A part of a concatenation, and how far it is read. Each row takes one block of it.
 struct Column {
   RunCursor cursor;
   uint64_t block;  // elements
 };
 
-// Counts the runs of several parts that are looked at together. Each part may repeat some bytes as
-// often as one tensor may, all of them together may not.
+// Limits the runs that are held for several parts at once. Parts of few runs are not counted. The
+// others may read the same bytes repeatedly only up to a common limit.
 class RunCount {
  public:
   void begin_part() { of_part_ = 0; }
 
-  // Throws as PieceCount::add().
+  // Throws like PieceCount::add().
   void add(const SourceRun& run) {
     if (++of_part_ > kFew) pieces_.add(run);
   }
@@ -180,7 +185,7 @@ class RunCount {
   PieceCount pieces_{1 << 20};
 };
 
-// Appends `run` to `runs`, whose newest one may just become longer.
+// Appends `run` to `runs`, or lengthens the newest run if `run` continues it.
 void append(std::vector<SourceRun>& runs, const SourceRun& run) {
   const auto plain = [](const SourceRun& one) {
     return one.combine == Combine::none && one.rows == 1;
@@ -193,7 +198,7 @@ void append(std::vector<SourceRun>& runs, const SourceRun& run) {
   }
 }
 
-// `rows` rows that consist of the next block of every part.
+// Returns a run of `rows` rows. Each consists of the next block of every part.
 SourceRun interleaved(const std::vector<Column>& parts, uint64_t rows, DType result) {
   std::vector<Rows> columns;
   uint64_t row_bytes = 0;
@@ -251,7 +256,7 @@ TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape, Strid
                                                         std::to_string(extent.size));
     }
     extent.size = needed;
-    // Offsets and products of sizes and strides are then far from overflow.
+    // This keeps offsets and products of sizes and strides far from overflow.
     if (checked_add(extent.offset, extent.size) > uint64_t{1} << 62) {
       throw CorruptError({.offset = extent.offset}, "a tensor lies beyond any file's end");
     }
@@ -503,7 +508,7 @@ TensorSource TensorSource::low_rank_update(LowRankUpdate update) {
 TensorSource TensorSource::same(std::vector<TensorSource> parts, std::string what) {
   if (parts.empty()) throw InconsistentError({}, "nothing to compare");
   if (parts.size() == 1) return std::move(parts.front());
-  // What is the same as things that are the same is one comparison of all of them.
+  // A comparison of comparisons becomes one comparison of all their parts.
   std::vector<TensorSource> all;
   for (TensorSource& part : parts) {
     const auto* inner = std::get_if<Node::Combined>(&part.node_->what);
@@ -516,12 +521,34 @@ TensorSource TensorSource::same(std::vector<TensorSource> parts, std::string wha
   return Node::combine(Combine::same, std::move(all), std::move(what));
 }
 
+// Columns [start, start + length) of the concatenated dimension.
+TensorSource TensorSource::Node::columns(const Cat& node, int64_t start, int64_t length) {
+  std::vector<TensorSource> parts;
+  for (const TensorSource& part : node.parts) {
+    const int64_t width = part.shape()[node.dim];
+    const int64_t first = std::max<int64_t>(start, 0);
+    const int64_t end = std::min(start + length, width);
+    if (first < end) {
+      parts.push_back(end - first == width
+                          ? part
+                          : part.narrow(static_cast<int64_t>(node.dim), first, end - first));
+    }
+    start -= width;
+  }
+  return parts.size() == 1 ? parts.front() : cat(static_cast<int64_t>(node.dim), std::move(parts));
+}
+
 TensorSource TensorSource::narrow(int64_t dim, int64_t start, int64_t length) const {
   const size_t d = checked_dim(dim, shape());
   check_range(start, length, shape()[d]);
   Shape narrowed = shape();
   narrowed[d] = length;
   if (std::holds_alternative<Node::Zeros>(node_->what)) return zeros(dtype(), std::move(narrowed));
+  // Columns of a concatenation: lowered row by row they would be as many runs as there are rows.
+  const auto* joined = std::get_if<Node::Cat>(&node_->what);
+  if (joined != nullptr && joined->dim == d && d > 0 && length > 0 && length < shape()[d]) {
+    return Node::columns(*joined, start, length);
+  }
   const int64_t count = dsckpt::numel(narrowed);
   return TensorSource(std::make_shared<const Node>(
       Node{dtype(), std::move(narrowed), count, node_->holds, Node::Narrow{*this, d, start}}));
@@ -549,7 +576,7 @@ bool is_16_bit_float(DType dtype) {
 TensorSource TensorSource::to(DType dtype) const {
   if (dtype == this->dtype()) return *this;
   if (std::holds_alternative<Node::Zeros>(node_->what)) return zeros(dtype, shape());
-  // Between 16 bit and anything, float32 is no step that rounds.
+  // A 16-bit type converts to float32 exactly, so the step through float32 is skipped.
   if (const auto* cast = std::get_if<Node::Cast>(&node_->what);
       cast != nullptr && this->dtype() == DType::float32 && is_16_bit_float(cast->child.dtype())) {
     return cast->child.to(dtype);
@@ -650,7 +677,24 @@ int64_t TensorSource::numel() const {
   return node_->count;
 }
 
-// Elements [first, first + length) part by part.
+namespace {
+
+// Calls `whole` for the blocks [begin, end) that lie in [first, first + length) as a whole, and
+// `rest` for the elements before and after them. With fewer than two blocks, `rest` gets them all.
+template <typename Rest, typename Whole>
+void in_blocks(int64_t first, int64_t length, int64_t block, const Rest& rest, const Whole& whole) {
+  if (length == 0) return;
+  const int64_t begin = first / block + (first % block != 0);
+  const int64_t end = (first + length) / block;
+  if (end - begin < 2) return rest(first, length);
+  rest(first, begin * block - first);
+  whole(begin, end);
+  rest(end * block, first + length - end * block);
+}
+
+}  // namespace
+
+// Lowers the elements [first, first + length) part by part.
 void TensorSource::Node::lower_pieces(const Cat& node, int64_t first, int64_t length, DType result,
                                       const Emit& emit) const {
   const int64_t block = node.begins.back();
@@ -668,8 +712,8 @@ void TensorSource::Node::lower_pieces(const Cat& node, int64_t first, int64_t le
   }
 }
 
-// Blocks [begin, end). The rows of a matrix are many, the runs that a part of it consists of are
-// few: one for each file that has some of it.
+// Lowers the blocks [begin, end). A matrix has many rows, but each part has few runs: one for each
+// file that holds some of it.
 void TensorSource::Node::lower_blocks(const Cat& node, int64_t begin, int64_t end, DType result,
                                       const Emit& emit) const {
   std::vector<Column> parts;
@@ -703,7 +747,7 @@ void TensorSource::Node::lower_blocks(const Cat& node, int64_t begin, int64_t en
   }
 }
 
-// As many whole rows at a time as there are in the last two dimensions.
+// Emits as many whole rows at a time as the last two dimensions have.
 void TensorSource::Node::lower_kind(const Stored& node, int64_t first, int64_t length, DType result,
                                     const Emit& emit) const {
   const uint64_t element = size_of(dtype);
@@ -760,17 +804,12 @@ void TensorSource::Node::lower_kind(const Zeros&, int64_t, int64_t length, DType
         .combine = Combine::zeros});
 }
 
-// Whole blocks together, what is left of the first and of the last by itself.
 void TensorSource::Node::lower_kind(const Cat& node, int64_t first, int64_t length, DType result,
                                     const Emit& emit) const {
-  if (length == 0) return;
-  const int64_t block = node.begins.back();
-  const int64_t begin = first / block + (first % block != 0);
-  const int64_t end = (first + length) / block;
-  if (end - begin < 2) return lower_pieces(node, first, length, result, emit);
-  lower_pieces(node, first, begin * block - first, result, emit);
-  lower_blocks(node, begin, end, result, emit);
-  lower_pieces(node, end * block, first + length - end * block, result, emit);
+  in_blocks(
+      first, length, node.begins.back(),
+      [&](int64_t from, int64_t taken) { lower_pieces(node, from, taken, result, emit); },
+      [&](int64_t begin, int64_t end) { lower_blocks(node, begin, end, result, emit); });
 }
 
 void TensorSource::Node::lower_kind(const CatNarrowed& node, int64_t first, int64_t length,
@@ -785,7 +824,8 @@ void TensorSource::Node::lower_kind(const CatNarrowed& node, int64_t first, int6
   }
 }
 
-void TensorSource::Node::lower_kind(const Narrow& node, int64_t first, int64_t length, DType result,
+// Elements [first, first + length) row by row.
+void TensorSource::Node::lower_rows(const Narrow& node, int64_t first, int64_t length, DType result,
                                     const Emit& emit) const {
   const Node& child = *node.child.node_;
   const int64_t inner = inner_numel(child.shape, node.dim + 1);
@@ -800,6 +840,57 @@ void TensorSource::Node::lower_kind(const Narrow& node, int64_t first, int64_t l
   }
 }
 
+// Rows [begin, end), together as far as the child's lie in one contiguous run.
+void TensorSource::Node::lower_even_rows(const Narrow& node, int64_t begin, int64_t end,
+                                         DType result, const Emit& emit) const {
+  const Node& child = *node.child.node_;
+  const int64_t inner = inner_numel(child.shape, node.dim + 1);
+  const int64_t block = shape[node.dim] * inner;
+  const int64_t child_block = child.shape[node.dim] * inner;
+  std::vector<SourceRun> runs;
+  RunCount held;
+  held.begin_part();
+  child.lower(begin * child_block, (end - begin) * child_block, result, [&](const SourceRun& run) {
+    held.add(run);
+    append(runs, run);
+  });
+  int64_t row = begin;
+  int64_t reached = begin * child_block;  // the child's elements before the run
+  for (const SourceRun& run : runs) {
+    const auto elements =
+        static_cast<int64_t>(run.rows * run.source.row_bytes / size_of(run.stored));
+    const int64_t run_end = reached + elements;
+    // Rows that begin before this run have a part in another one.
+    while (row < end && row * child_block + node.start * inner < reached) {
+      lower_rows(node, row * block, block, result, emit);
+      ++row;
+    }
+    const int64_t first = row * child_block + node.start * inner;
+    const bool plain = run.combine == Combine::none && run.rows == 1;
+    if (plain && row < end && first + block <= run_end) {
+      const int64_t rows = std::min(end - row, (run_end - first - block) / child_block + 1);
+      const auto element = static_cast<int64_t>(size_of(run.stored));
+      SourceRun columns = run;
+      columns.source.offset += static_cast<uint64_t>((first - reached) * element);
+      columns.source.row_bytes = static_cast<uint64_t>(block * element);
+      columns.source.stride = rows == 1 ? 0 : child_block * element;
+      columns.rows = static_cast<uint64_t>(rows);
+      emit(columns);
+      row += rows;
+    }
+    reached = run_end;
+  }
+  if (row < end) lower_rows(node, row * block, (end - row) * block, result, emit);
+}
+
+void TensorSource::Node::lower_kind(const Narrow& node, int64_t first, int64_t length, DType result,
+                                    const Emit& emit) const {
+  in_blocks(
+      first, length, shape[node.dim] * inner_numel(shape, node.dim + 1),
+      [&](int64_t from, int64_t taken) { lower_rows(node, from, taken, result, emit); },
+      [&](int64_t begin, int64_t end) { lower_even_rows(node, begin, end, result, emit); });
+}
+
 void TensorSource::Node::lower_kind(const View& node, int64_t first, int64_t length, DType result,
                                     const Emit& emit) const {
   node.child.node_->lower(first, length, result, emit);
@@ -810,7 +901,7 @@ void TensorSource::Node::lower_kind(const Cast& node, int64_t first, int64_t len
   node.child.node_->lower(first, length, result, emit);
 }
 
-// The parts may be cut differently in their files; what is emitted is in one piece in all.
+// The parts may be cut differently in their files. A piece ends where any of them is cut.
 void TensorSource::Node::lower_kind(const Combined& node, int64_t first, int64_t length,
                                     DType result, const Emit& emit) const {
   std::vector<RunCursor> cursors;
@@ -840,7 +931,7 @@ void TensorSource::Node::lower_kind(const Combined& node, int64_t first, int64_t
   }
 }
 
-// The parts may be cut and combined differently; what is emitted is in one piece in all of them.
+// The parts may be cut and combined differently. A piece ends where any of them is cut.
 void TensorSource::Node::lower_kind(const Weighted& node, int64_t first, int64_t length,
                                     DType result, const Emit& emit) const {
   std::vector<RunCursor> cursors;

@@ -22,13 +22,13 @@ namespace {
 
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
 
-// Fields of LoraConfig that make something else of LoRA than a low-rank update where they are set.
+// Fields of LoraConfig with which LoRA is no longer a low-rank update.
 constexpr std::array<std::string_view, 8> kOtherVariants{
     "use_qalora",    "use_bdlora",        "arrow_config", "alora_invocation_tokens",
     "velora_config", "monteclora_config", "kasa_config",  "layer_replication"};
 
-// Beginnings of init_lora_weights that change the base before it is trained on: LoraLayer's
-// pissa_init, corda_init, olora_init, loftq_init, lora_ga_init.
+// Prefixes of init_lora_weights that change the base before training: LoraLayer's pissa_init,
+// corda_init, olora_init, loftq_init, lora_ga_init.
 constexpr std::array<std::string_view, 5> kInitsThatChangeBase{"pissa", "corda", "olora", "loftq",
                                                                "lora_ga"};
 
@@ -137,7 +137,7 @@ LoraSettings::LoraSettings(const json& config, std::string file, bool own_base)
   token_indices_ = member_of(config, is_tokens ? "token_indices" : "trainable_token_indices");
 }
 
-// peft.utils.other.get_pattern_key takes the first that fits; JSON read here has no order.
+// peft.utils.other.get_pattern_key takes the first match, but JSON here has lost the order.
 std::optional<double> LoraSettings::by_pattern(const json& patterns, const std::string& key,
                                                std::string_view member) const {
   std::optional<double> found;
@@ -170,7 +170,7 @@ double LoraSettings::scaling(const std::string& key, int64_t rank) const {
   if (said && *said != rank) {
     throw InconsistentError(
         {.file = file_, .member = "r"},
-        "is " + std::to_string(*said) + ", the tensors are of rank " + std::to_string(rank));
+        "is " + std::to_string(*said) + ", the tensors have rank " + std::to_string(rank));
   }
   const double alpha = by_pattern(alpha_pattern_, key, "alpha_pattern").value_or(alpha_);
   const auto wide = static_cast<double>(rank);

@@ -23,9 +23,8 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// Whether a file of a Hugging Face model folder is needed beside the weights: configurations, what
-// the transformers library's tokenizers and processors name their files, and the Python code of
-// models that bring their own.
+// Returns whether the weights need this file of a Hugging Face model folder. Such files are
+// configurations, files of transformers' tokenizers and processors, and models' own Python code.
 bool is_model_companion(std::string_view name) {
   constexpr std::array<std::string_view, 24> kBeginnings{
       "config.json",
@@ -62,9 +61,9 @@ bool is_model_companion(std::string_view name) {
          std::any_of(kBeginnings.begin(), kBeginnings.end(), starts);
 }
 
-// A file that transformers reads first, and that names the type of the weights.
+// transformers reads this file first. It names the type of the weights.
 constexpr std::string_view kConfig = "config.json";
-// from_pretrained would look for the adapter's base model instead.
+// from_pretrained would load the adapter's base model instead.
 constexpr std::string_view kAdapterConfig = "adapter_config.json";
 constexpr uint64_t kMostCompared = InputFile::kMostAtOnce;
 
@@ -78,7 +77,7 @@ bool has_file(const std::vector<Neighbour>& files, std::string_view name) {
                      [&](const Neighbour& file) { return file.destination == name; });
 }
 
-// By name.
+// Returns companions sorted by name.
 std::vector<Neighbour> companions_in(const fs::path& folder) {
   std::vector<Neighbour> files;
   std::error_code failed;
@@ -98,7 +97,7 @@ std::vector<Neighbour> companions_in(const fs::path& folder) {
   return files;
 }
 
-// Of the folder that the user gave.
+// Returns the companions in the folder that the user gave.
 std::vector<Neighbour> companions_given(const fs::path& folder) {
   std::error_code failed;
   const fs::file_status status = fs::status(folder, failed);
@@ -115,19 +114,18 @@ std::vector<Neighbour> companions_given(const fs::path& folder) {
       "folder");
 }
 
-// verl keeps the model's configuration and tokenizer so: verl/utils/checkpoint.
+// verl saves the model's configuration and tokenizer in this folder: verl/utils/checkpoint.
 constexpr std::string_view kHuggingFace = "huggingface";
 
-// Where the files of the model lie that a run saves with its checkpoints: among the shards, or in
-// the folder of `latest`, or in `huggingface` in one of them. The first that has a configuration,
-// or any of them.
+// Returns the folders where a run may save the model's files beside its checkpoints. These are the
+// folder of the shards, that of `latest`, and `huggingface` in each of them.
 std::vector<fs::path> folders_beside(const Checkpoint& checkpoint) {
   std::vector<fs::path> folders{checkpoint.tag_folder()};
   std::error_code failed;
   if (!fs::is_directory(folders.front(), failed)) return {};
   if (checkpoint.facts().from_weights()) return folders;
   const fs::path above = fs::weakly_canonical(folders.front(), failed).parent_path();
-  // Of a tag two folders deep it is the folder above both.
+  // A tag may be two folders deep. Then this is the folder above both.
   folders.push_back(failed ? checkpoint.folder().named : above);
   if (checkpoint.folder().named != folders.front()) folders.push_back(checkpoint.folder().named);
   for (size_t i = 0, count = folders.size(); i < count; ++i) {
@@ -155,13 +153,13 @@ std::string text_of_file(const InputFile& file) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// A file that goes to the output.
+// A file for the output folder.
 struct Companion {
   Neighbour file;
-  std::optional<std::string> text = {};  // where that is not the file's own
+  std::optional<std::string> text = {};  // unset: the file's own text
 };
 
-// `file` with the type of what is written, if it is a configuration that names another one.
+// Returns `file`, with the written type if it is a configuration that names another type.
 Companion companion_of(InputFiles& inputs, Neighbour file, std::optional<DType> written,
                        const ModelChanges& changes) {
   if (file.destination != kConfig || (!written && changes.empty())) return {std::move(file)};
@@ -182,22 +180,22 @@ Companion companion_of(InputFiles& inputs, Neighbour file, std::optional<DType> 
   return {std::move(file), std::move(changed)};
 }
 
-// What a config.json would have to say that does not come along.
+// Adds notes on the changes that config.json needs if it is not copied.
 void note_changes(const ModelChanges& changes, std::vector<std::string>& notes) {
   if (changes.untied) {
     notes.emplace_back(
-        "the output embeddings are tied to the input embeddings no longer: config.json has to say "
+        "the output embeddings are no longer tied to the input embeddings: config.json needs "
         "tie_word_embeddings false");
   }
   if (changes.vocabulary) {
     notes.push_back("the embeddings have " + counted(changes.vocabulary->after, "row") +
-                    " now: config.json has to say so as vocab_size");
+                    " now: config.json needs this as vocab_size");
   }
 }
 
 enum class Present : uint8_t { no, itself, same, same_but_type, another };
 
-// What the output folder has in the place of `companion`.
+// Compares `companion` with the file in its place in the output folder.
 Present present(InputFiles& inputs, const Companion& companion, const fs::path& there,
                 std::optional<DType> written) {
   std::error_code failed;
@@ -223,20 +221,20 @@ std::vector<std::string> missing_of(const std::vector<Neighbour>& files,
   if (!has_file(files, kConfig)) {
     if (has_file(files, kAdapterConfig)) {
       return {
-          "beside the shards is the configuration of a PEFT adapter and none of a model: --peft "
-          "DIR writes the adapter"};
+          "the configuration beside the shards is a PEFT adapter's, not a model's: --peft DIR "
+          "writes the adapter"};
     }
     if (files.empty() && &format != &kSafetensors) return {};
     return {
-        "no config.json lies beside the checkpoint: transformers will miss it; --hf-config DIR "
-        "copies a model's, with its tokenizer"};
+        "there is no config.json beside the checkpoint, and transformers needs one; --hf-config "
+        "DIR copies a model's, with its tokenizer"};
   }
   const bool has_tokenizer = std::any_of(files.begin(), files.end(), [](const Neighbour& file) {
     return is_tokenizer_or_processor(file.destination);
   });
   if (has_tokenizer) return {};
   return {
-      "config.json came along, but no tokenizer or processor lies beside it: --hf-config DIR "
+      "config.json is copied, but there is no tokenizer or processor beside it: --hf-config DIR "
       "copies a model's"};
 }
 
@@ -281,7 +279,7 @@ std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint
                           "replaces it");
         } else if (there == Present::another) {
           notes.push_back(companion.file.destination +
-                          " is in the output folder already, and stays as it is");
+                          " is in the output folder already, and is not changed");
         }
         continue;
       }

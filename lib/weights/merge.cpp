@@ -1,4 +1,4 @@
-// An adapter merged into its base: what peft's merge_and_unload() makes of the model, as weights.
+// Merges an adapter into its base, with the same weights as peft's merge_and_unload().
 #include <algorithm>
 #include <array>
 #include <map>
@@ -34,11 +34,11 @@ const TensorSource& source_of(const ChosenTensor* tensor) {
   return tensor->tensor.source;
 }
 
-// The base's tensors, in its order.
+// The base's tensors, in the base's order.
 struct BaseTensors {
   struct Tensor {
     std::string name;
-    Param param;           // with its values
+    Param param;           // the values too
     std::string alias_of;  // in the base
   };
   std::string display;  // for messages
@@ -72,7 +72,7 @@ BaseTensors base_of_checkpoint(const Checkpoint& checkpoint,
                             "has no frozen parameters: the run left them out")
         .with_hint("--merge BASE takes the folder of the model that was trained");
   }
-  std::map<std::string, std::string> names;  // in the checkpoint, to those in the base
+  std::map<std::string, std::string> names;  // of the checkpoint, to names of the base
   for (const ChosenTensor& each : chosen) {
     const std::string& name = each.tensor.name;
     if (adapter_part(name, true)) continue;
@@ -136,7 +136,7 @@ class Merger {
  private:
   using Tensor = BaseTensors::Tensor;
 
-  // The type that the output has where it is a floating one.
+  // Returns the output's type for a floating tensor.
   DType type_of(const Tensor& tensor) const {
     if (keep_fp32_.find_in(tensor.name)) return DType::float32;
     return options_.dtype.value_or(tensor.param.weight.dtype());
@@ -156,7 +156,7 @@ class Merger {
     }
     if (base_.find(module + ".in_proj_weight") != nullptr) {
       throw UnsupportedError({.file = base_.display, .tensor = module + ".in_proj_weight"},
-                             "is of a MultiheadAttention, whose adapters are not merged");
+                             "belongs to a MultiheadAttention, whose adapters are not merged");
     }
     throw not_in_base(name).with_hint(
         "the base has to be the model that was trained; --key-map renames the adapter's tensors");
@@ -165,10 +165,10 @@ class Merger {
   void add_replacement(const std::string& name, const ChosenTensor& trained) {
     const Tensor* tensor = base_.find(name);
     if (tensor == nullptr) {
-      // A second name of what replaces its owner.
+      // Another name of a tensor that replaces its owner.
       if (base_.find(name_in_base(trained.param->alias_of)) != nullptr) return;
       if (is_tied_in_config(name, trained)) {
-        // A copy that was trained, unless it is tied to what was trained of the other.
+        // A trained copy of the embeddings, unless the adapter keeps both tied.
         if (settings_.ensures_tying()) return;
         changes_.untied = true;
         added_.emplace_back(name, &trained);
@@ -176,7 +176,7 @@ class Merger {
       }
       throw InconsistentError(
           {.tensor = trained.tensor.name},
-          "was trained, and is neither of the adapter nor in the base, " + base_.display)
+          "was trained, but is neither in the adapter nor in the base, " + base_.display)
           .with_hint("--exclude leaves it out");
     }
     const Shape& shape = source_of(&trained).shape();
@@ -192,7 +192,7 @@ class Merger {
     replaced_.emplace(name, &trained);
   }
 
-  // Of input and output embeddings, as the models of transformers call them.
+  // Names of input and output embeddings in the models of transformers.
   static bool is_embedding(const std::string& name) {
     constexpr std::array<std::string_view, 7> kEmbeddings{
         "lm_head.weight",  "embed_out.weight",       "embed_tokens.weight",  "wte.weight",
@@ -202,8 +202,8 @@ class Merger {
     });
   }
 
-  // Whether the base has the tensor under the name of its input embeddings, and its configuration
-  // alone says that it is tied to them.
+  // Returns whether only the base's configuration ties this tensor to the input embeddings, whose
+  // values then stand under their own name alone.
   bool is_tied_in_config(const std::string& name, const ChosenTensor& trained) const {
     const Shape& shape = source_of(&trained).shape();
     if (name != "lm_head.weight" && !name.ends_with(".lm_head.weight")) return false;
@@ -213,7 +213,7 @@ class Merger {
     });
   }
 
-  // The values of the base's tensor, to be merged with.
+  // Returns the values of the base's tensor, before the merge.
   TensorSource base_values(const Tensor& tensor) const {
     const auto found = replaced_.find(tensor.name);
     if (found != replaced_.end()) return source_of(found->second);
@@ -246,8 +246,7 @@ class Merger {
            source_of(layer.b).numel() > 0;
   }
 
-  // Whether left @ right, of lora_B and lora_A, has the weight's shape: B @ A of linear layers and
-  // convolutions.
+  // Returns whether lora_B @ lora_A has the weight's shape, as in linear layers and convolutions.
   static bool fits_plain(const LoraTensors& layer, const Shape& weight) {
     const Shape& a = source_of(layer.a).shape();
     const Shape& b = source_of(layer.b).shape();
@@ -256,7 +255,7 @@ class Merger {
            std::equal(a.begin() + 1, a.end(), weight.begin() + 1, weight.end());
   }
 
-  // The same of its transpose: fan_in_fan_out, and embeddings.
+  // The same for the transposed product: fan_in_fan_out, and embeddings.
   static bool fits_transposed(const LoraTensors& layer, const Shape& weight) {
     const Shape& a = source_of(layer.a).shape();
     const Shape& b = source_of(layer.b).shape();
@@ -264,8 +263,8 @@ class Merger {
            a[1] == weight[0] && b[0] == weight[1];
   }
 
-  // Of square weights only the configuration tells whether they are transposed, and peft may have
-  // changed it for other layers: so all that is not square has to agree with it.
+  // Only the configuration shows whether square weights are transposed, and peft may have changed
+  // it for other layers. So all weights that are not square must agree with it.
   void find_orientation() {
     for (const auto& [module, layer] : parts_.layers) {
       if (!is_complete(layer) || layer.is_embedding) continue;
@@ -327,8 +326,8 @@ class Merger {
       is_transposed = settings_.fan_in_fan_out();
       if (is_transposed ? seen_plain_ : seen_transposed_) {
         throw UnsupportedError({.file = settings_.file(), .member = "fan_in_fan_out"},
-                               "is not what other layers have, and '" + name +
-                                   "' is square: nothing tells whether it is transposed");
+                               "contradicts other layers, and '" + name +
+                                   "' is square: it is unknown whether it is transposed");
       }
     }
     const int64_t rank = rank_of(layer);
@@ -357,7 +356,7 @@ class Merger {
     if (layer.bias != nullptr) add_bias(layer, scale);
   }
 
-  // lora_bias: base_layer.bias + lora_B.bias * scaling.
+  // Merges lora_bias: base_layer.bias + lora_B.bias * scaling.
   void add_bias(const LoraTensors& layer, double scale) {
     const Tensor& tensor = find(layer.module + ".bias");
     const TensorSource base = base_values(tensor);
@@ -376,9 +375,9 @@ class Merger {
                          .scale = scale}));
   }
 
-  // ParamWrapper: of experts each has a product of its own, whose factors lie side by side in
-  // lora_A and one in the other in lora_B. Weights are (experts, out, in), or (experts, in, out) in
-  // modules that are is_transposed.
+  // ParamWrapper: every expert has its own product. Its factors are consecutive in lora_A and
+  // interleaved in lora_B. Weights are (experts, out, in), or (experts, in, out) in modules with
+  // is_transposed.
   enum class Order : uint8_t { none, out_in, in_out, either };
   Order order_of(const LoraTensors& layer, const Tensor& tensor) const {
     const Shape shape = base_values(tensor).shape();
@@ -395,7 +394,7 @@ class Merger {
     return out_in ? Order::out_in : in_out ? Order::in_out : Order::none;
   }
 
-  // is_transposed is the module's: what is not square tells it of what is.
+  // is_transposed belongs to the module, so weights that are not square decide for square ones.
   Order order_of_neighbours(const LoraTensors& layer,
                             const std::vector<const Tensor*>& parameters) const {
     for (const auto& [name, other] : parts_.layers) {
@@ -417,7 +416,7 @@ class Merger {
       if (its == Order::none) continue;
       if (tensor != nullptr) {
         throw UnsupportedError({}, "fits both '" + tensor->name + "' and '" + each->name +
-                                       "': nothing tells which of them it is on");
+                                       "': it is unknown to which of them it belongs");
       }
       tensor = each;
       order = its;
@@ -427,9 +426,9 @@ class Merger {
     }
     if (order == Order::either) order = order_of_neighbours(layer, parameters);
     if (order == Order::either) {
-      throw UnsupportedError({}, "is on '" + tensor->name +
-                                     "', whose experts are square: nothing tells whether they are "
-                                     "transposed");
+      throw UnsupportedError(
+          {}, "is on '" + tensor->name +
+                  "', whose experts are square: it is unknown whether they are transposed");
     }
     const TensorSource base = base_values(*tensor);
     const Shape& shape = base.shape();
@@ -454,7 +453,7 @@ class Merger {
                           .scale = settings_.scaling(tensor->name, static_cast<int64_t>(rank))}));
   }
 
-  // TrainableTokensLayer.merge: index_copy along dimension 0.
+  // Merges like TrainableTokensLayer.merge: index_copy along dimension 0.
   void add_rows(const std::string& module, const ChosenTensor& trained) {
     const Tensor& tensor = find(module + ".weight");
     const TensorSource base = base_values(tensor);
@@ -495,8 +494,8 @@ class Merger {
     put(tensor, TensorSource::cat(0, std::move(pieces)));
   }
 
-  // As the engine's names have it, whose alias_of says what was tied. A copy that was trained is
-  // tied no more, and neither is what it was a copy of.
+  // Follows alias_of, which the names in the engine have. A trained copy is no longer tied, and
+  // neither is its original.
   std::string owner_of(const Tensor& tensor) const {
     const std::string& owner = tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
     if (settings_.ensures_tying()) return owner;
@@ -534,7 +533,7 @@ class Merger {
     return outputs;
   }
 
-  // That no embedding was left as it was where another has grown.
+  // Checks that all embeddings have grown if one has.
   void check_vocabulary(const std::vector<OutputTensor>& outputs) const {
     if (!changes_.vocabulary) return;
     for (const OutputTensor& output : outputs) {
@@ -573,11 +572,11 @@ class Merger {
   const Patterns keep_fp32_;
   std::vector<std::string>& notes_;
   std::map<std::string, std::vector<const Tensor*>> aliases_;  // by the name of their owner
-  // The parameters that LoRA is on themselves, by module.
+  // Parameters with LoRA of their own, by module.
   std::map<std::string, std::vector<const Tensor*>> targeted_;
   std::map<std::string, const ChosenTensor*> replaced_;             // by name in the base
-  std::map<std::string, TensorSource> merged_;                      // likewise
-  std::vector<std::pair<std::string, const ChosenTensor*>> added_;  // which the base does not have
+  std::map<std::string, TensorSource> merged_;                      // by name in the base
+  std::vector<std::pair<std::string, const ChosenTensor*>> added_;  // tensors that the base lacks
   ModelChanges changes_;
   bool seen_plain_ = false;
   bool seen_transposed_ = false;
@@ -587,18 +586,16 @@ LoraSettings settings_for(const Checkpoint& checkpoint, const TrainedParts& part
                           const AdapterOptions& options, bool own_base,
                           std::vector<std::string>& notes) {
   if (const std::optional<fs::path> path = config_of_adapter(checkpoint, parts.adapter, options)) {
-    if (options.lora_alpha)
-      throw UsageError("--lora-alpha: " + path->string() + " says it already");
+    if (options.lora_alpha) throw UsageError("--lora-alpha: " + path->string() + " has it already");
     return {read_adapter_config(*path), path->string(), own_base};
   }
   if (!options.lora_alpha) {
     throw UsageError("--merge: there is no " + std::string(kAdapterConfigName) +
-                     " beside the shards, and no tensor tells lora_alpha")
+                     " beside the shards, and the tensors do not show lora_alpha")
         .with_hint("give the file with --peft-config, or the number with --lora-alpha");
   }
   notes.emplace_back(
-      "without a configuration use_rslora, fan_in_fan_out and alpha_pattern are taken to be peft's "
-      "defaults, for nothing tells them");
+      "without a configuration, use_rslora, fan_in_fan_out and alpha_pattern get peft's defaults");
   return LoraSettings(*options.lora_alpha);
 }
 
@@ -614,14 +611,14 @@ Job plan_merge(const Source& source, const WeightsOptions& weights, const MergeO
   }
   if (!checkpoint.averaged().empty()) {
     throw UsageError("--merge and --average are both given")
-        .with_hint("merge each of them, and average what that gives");
+        .with_hint("merge each of them, and average the results");
   }
   Job::Impl job = job_of(source);
   for (const IncompleteParam& param : choose_incomplete(checkpoint, weights)) {
     if (param.kind != ParamKind::trainable && !own_base) continue;
     throw InconsistentError(
         {.file = checkpoint.lost_files()[param.lost.front()].display, .tensor = param.name},
-        "is part of what is merged");
+        "is part of the merge");
   }
   WeightsOptions as_stored = weights;
   as_stored.dtype = std::nullopt;

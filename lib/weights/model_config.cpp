@@ -23,7 +23,7 @@ std::optional<DType> torch_dtype_of(std::string_view name) {
   return std::nullopt;
 }
 
-// The characters of a text, which tells how far its reader is.
+// An iterator over a text that publishes its position.
 class CountedChars {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -51,22 +51,23 @@ class CountedChars {
   const char** reached_;
 };
 
-// A type that a configuration names.
+// A type in a configuration.
 struct NamedType {
-  size_t begin;      // behind its key
-  size_t end;        // behind its quotation mark
-  std::string text;  // as it stands there
-  size_t depth;      // 1: of the configuration itself
+  size_t begin;      // after its key
+  size_t end;        // after its closing quotation mark
+  std::string text;  // as written in the file
+  size_t depth;      // 1: in the configuration itself
 };
 
-// The types of a configuration and its parts. A document has lines of numbers of any size, so
-// nothing of it is kept but where they are.
+// The positions of the types in a configuration and its parts. Nothing else is kept, since lines of
+// numbers can have any size.
 class TypesInConfig : public nlohmann::json_sax<Json> {
  public:
   TypesInConfig(const char* begin, const char* const* reached) : begin_(begin), reached_(reached) {}
 
   std::vector<NamedType> types;
-  // Of configurations of text models: where they begin, and where what ModelChanges are about is.
+  // Where configurations of text models begin, and the positions of the values that ModelChanges
+  // change.
   std::vector<size_t> text_models;
   struct Value {
     std::string key;
@@ -137,13 +138,14 @@ class TypesInConfig : public nlohmann::json_sax<Json> {
 
   const char* begin_;
   const char* const* reached_;
-  std::vector<bool> parts_;  // of each object and array that is open, whether it is a configuration
-  std::vector<bool> models_;  // likewise, whether it is one of a text model
+  std::vector<bool> parts_;   // of each open object or array: is it a configuration
+  std::vector<bool> models_;  // of each: is it a text model's
   std::string key_;
   size_t key_end_ = 0;
 };
 
-// Calls take(found) with what is in a configuration; false if `text` is no JSON.
+// Calls take(found) with the types and values of a configuration. Returns false unless `text` is
+// JSON.
 template <typename F>
 bool look_into(std::string_view text, F&& take) {
   const char* const begin = text.data();
@@ -196,7 +198,7 @@ std::string config_with_dtype(std::string_view text, DType dtype) {
   for (const NamedType& type : types_in(text)) {
     const std::string quoted = '"' + type.text + '"';
     const size_t at = text.substr(type.begin, type.end - type.begin).rfind(quoted);
-    if (at == std::string_view::npos) continue;  // written with escapes
+    if (at == std::string_view::npos) continue;  // its name is written with escapes
     const size_t name = type.begin + at + 1;
     changed += text.substr(done, name - done);
     changed += torch_name(dtype);
@@ -207,7 +209,7 @@ std::string config_with_dtype(std::string_view text, DType dtype) {
 }
 
 std::optional<std::string> config_with_changes(std::string_view text, const ModelChanges& changes) {
-  // What stands from `begin` to `end`, and what is to.
+  // Replaces the characters from `begin` to `end` by `text`.
   struct Edit {
     size_t begin;
     size_t end;
@@ -232,7 +234,7 @@ std::optional<std::string> config_with_changes(std::string_view text, const Mode
       }
     }
     for (size_t i = 0; changes.untied && i < found.text_models.size(); ++i) {
-      // Without it most models are tied.
+      // Most models are tied without this key.
       const size_t begin = found.text_models[i];
       const size_t next = text.find_first_not_of(" \t\r\n", begin);
       const std::string comma = text[next] == '}' ? "" : ",";

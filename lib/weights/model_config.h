@@ -12,7 +12,7 @@ namespace dsckpt {
 
 // The type in `dtype`, called `torch_dtype` before transformers 4.56. It is the configuration's
 // own, or else that of the first of its parts (NAME_config). nullopt if there is none, if torch
-// lacks it, and if `text` is no JSON.
+// lacks it, or if `text` is no JSON.
 std::optional<DType> dtype_in_config(std::string_view text);
 
 // The transformers class of the configuration (architectures[0]); "AutoModel" if it has none that

@@ -31,12 +31,12 @@ namespace {
 
 constexpr std::string_view kModelName = "adapter_model.safetensors";
 constexpr std::string_view kModulesToSave = "modules_to_save";
-// Of the methods that learn a prompt: PeftModel.prompt_encoder, a dict of adapters.
+// Methods that learn a prompt have PeftModel.prompt_encoder, a dict of adapters.
 constexpr std::string_view kPromptEncoder = "prompt_encoder.";
 constexpr std::string_view kDefaultAdapter = "default";
 
-// What the names of a tuner's parameters begin with: `prefix` of peft's tuners that keep a dict of
-// adapters in each layer, and save it as BaseTuner does.
+// Prefixes of tuners' parameters: `prefix` in peft's tuners that keep a dict of adapters in each
+// layer, and save it like BaseTuner.
 // clang-format off
 constexpr std::array<std::string_view, 24> kTuners{
     "lora_", "ia3_", "hada_", "lokr_", "oft_", "boft_", "hra_", "bone_", "miss_", "c3a_", "road_",
@@ -44,8 +44,8 @@ constexpr std::array<std::string_view, 24> kTuners{
     "hira_", "lily_", "psoft_", "trainable_tokens_", "vera_lambda_"};
 // clang-format on
 
-// Of those that save something else (_get_adapter_state_dict, _remove_adapter_name_from_key), or
-// were not tried.
+// Prefixes of tuners that save something else (_get_adapter_state_dict,
+// _remove_adapter_name_from_key), or that were not tested.
 // clang-format off
 constexpr std::array<std::string_view, 13> kOtherTuners{
     "adamss_", "vblora_", "unilora_", "tinylora_", "randlora_", "frod_", "shira_", "peanut_",
@@ -82,8 +82,8 @@ bool is_of_other_tuner(const std::string& name) {
   });
 }
 
-// What an adapter has once for the whole model: its prompt, and the projections that all layers of
-// VeRA share.
+// Returns whether the whole model shares this tensor: the prompt, or VeRA's projections for all
+// layers.
 bool is_of_model(const std::string& name) {
   return name.starts_with(kPromptEncoder) || name.starts_with("base_model.vera_A.") ||
          name.starts_with("base_model.vera_B.");
@@ -94,7 +94,7 @@ struct AdapterTensor {
   const ChosenTensor* source;
 };
 
-// What is trained of an adapter.
+// The trained part of an adapter.
 struct Adapter {
   std::string name;    // "default"
   std::string folder;  // "" or "NAME/", below the output
@@ -106,7 +106,7 @@ bool may_be_trained(const Checkpoint& checkpoint, const Param& param) {
   return param.kind == ParamKind::trainable || !checkpoint.facts().frozen_known;
 }
 
-// The adapters that were trained, sorted.
+// Returns the names of the trained adapters, sorted.
 std::set<std::string> adapters_of(const Checkpoint& checkpoint,
                                   const std::vector<ChosenTensor>& chosen) {
   std::set<std::string> names;
@@ -118,7 +118,7 @@ std::set<std::string> adapters_of(const Checkpoint& checkpoint,
     for (const auto& [param, tensor, made] : chosen) {
       if (!is_of_other_tuner(tensor.name) || !may_be_trained(checkpoint, *param)) continue;
       throw UnsupportedError({.tensor = tensor.name},
-                             "is of a method of PEFT that saves something else than its tensors");
+                             "belongs to a PEFT method that does not save its tensors themselves");
     }
     throw UsageError("--peft: no trained parameter is part of a PEFT adapter")
         .with_hint("zero-to-fp32 CHECKPOINT OUTPUT_DIR writes all of the weights");
@@ -126,15 +126,15 @@ std::set<std::string> adapters_of(const Checkpoint& checkpoint,
   return names;
 }
 
-// The parts of prompt encoders that peft saves as they are; what others have besides makes the
-// prompt of them. peft.tuners.tuners_utils.BasePromptEncoder, MultitaskPromptEmbedding.
+// Returns the name under which peft saves this part of a prompt encoder. Other parts only compute
+// the prompt. See peft.tuners.tuners_utils.BasePromptEncoder, MultitaskPromptEmbedding.
 std::optional<std::string> saved_prompt_part(std::string_view part) {
   if (part == "embedding.weight") return "prompt_embeddings";
   if (part == "prefix_task_cols" || part == "prefix_task_rows") return std::string(part);
   return std::nullopt;
 }
 
-// What the adapters are chosen from.
+// The tensors that may belong to adapters.
 struct NamedTensors {
   explicit NamedTensors(const std::vector<ChosenTensor>& chosen) : tensors(chosen) {
     for (const ChosenTensor& each : chosen) {
@@ -151,7 +151,7 @@ struct NamedTensors {
   const std::vector<ChosenTensor>& tensors;
   std::vector<std::optional<AdapterTensorName>> in_adapters;  // of each tensor
   std::set<std::string_view> names;
-  std::map<std::string, std::set<std::string>> modules;  // of no adapter, by their last parts
+  std::map<std::string, std::set<std::string>> modules;  // outside adapters, by last part
 };
 
 Adapter find_adapter(const Checkpoint& checkpoint, const NamedTensors& all,
@@ -165,8 +165,8 @@ Adapter find_adapter(const Checkpoint& checkpoint, const NamedTensors& all,
     if (name) {
       if (name->saved.empty()) {
         throw UnsupportedError({.tensor = each.tensor.name},
-                               "makes the adapter's prompt of its embedding, and peft saves what "
-                               "it makes: only the model can compute that");
+                               "computes the adapter's prompt from its embedding; peft saves that "
+                               "prompt, which only the model can compute");
       }
     } else if (!may_be_trained(checkpoint, *each.param) || !checkpoint.facts().frozen_known) {
       continue;
@@ -185,7 +185,7 @@ Adapter find_adapter(const Checkpoint& checkpoint, const NamedTensors& all,
   return found;
 }
 
-// Of trained parameters that no adapter has, with the command that writes them.
+// Returns the note on trained parameters outside adapters, with the command that writes them.
 std::string left_out_note(const fs::path& path, const std::set<std::string>& names) {
   std::string pattern;
   for (const std::string& name : names) {
@@ -195,12 +195,12 @@ std::string left_out_note(const fs::path& path, const std::set<std::string>& nam
   const std::string chosen =
       pattern.size() > kMostPattern ? " --include ." : " --include " + shell_word(pattern + ")$");
   return counted(names.size(), "trained parameter") + (names.size() == 1 ? " is" : " are") +
-         " no part of the adapter and left out: " + some_of({names.begin(), names.end()}) +
+         " not part of the adapter and left out: " + some_of({names.begin(), names.end()}) +
          "; `zero-to-fp32 " + shell_word(path.string()) + " OUT" + chosen + "` writes " +
          (names.size() == 1 ? "it" : "them");
 }
 
-// The rank that the tensor has, if it is one of LoRA's that tell: [r, ...].
+// Returns the rank of LoRA's tensor, if its shape begins with it.
 std::optional<int64_t> rank_of(const AdapterTensor& tensor) {
   const Shape& shape = tensor.source->tensor.source.shape();
   const bool tells =
@@ -215,8 +215,9 @@ std::string without(std::string text, std::string_view part) {
   return text;
 }
 
-// Whether LoRA is on a parameter of this name's module, which may hold those of several experts: it
-// then has `r` rows for each. LoraConfig.target_parameters, peft.tuners.lora.layer.ParamWrapper.
+// Returns whether LoRA targets parameters of this tensor's module. Such a parameter may have
+// several experts, with `r` rows for each. See LoraConfig.target_parameters,
+// peft.tuners.lora.layer.ParamWrapper.
 bool is_on_parameters(const json& config, const AdapterTensor& tensor) {
   const auto targets = config.find("target_parameters");
   if (targets == config.end() || !targets->is_array()) return false;
@@ -230,7 +231,7 @@ bool is_on_parameters(const json& config, const AdapterTensor& tensor) {
   });
 }
 
-// A configuration of another adapter would load and compute nonsense.
+// Another adapter's configuration would load and give wrong results.
 void check_rank(const fs::path& path, const json& config, const Adapter& adapter) {
   const auto patterns = config.find("rank_pattern");
   const bool one_rank = patterns == config.end() || patterns->empty();
@@ -241,13 +242,12 @@ void check_rank(const fs::path& path, const json& config, const Adapter& adapter
     const auto r = rank->get<int64_t>();
     if (!has || *has == r) continue;
     if (r > 0 && *has % r == 0 && is_on_parameters(config, tensor)) continue;
-    throw InconsistentError(
-        {.file = path.string(), .member = "r", .tensor = tensor.saved},
-        "is " + rank->dump() + ", the tensor is of rank " + std::to_string(*has));
+    throw InconsistentError({.file = path.string(), .member = "r", .tensor = tensor.saved},
+                            "is " + rank->dump() + ", the tensor has rank " + std::to_string(*has));
   }
 }
 
-// The configuration of a LoRA adapter, as far as its tensors tell it.
+// Derives the configuration of a LoRA adapter from its tensors.
 class Derivation {
  public:
   Derivation(const NamedTensors& all, const Adapter& adapter) : all_(all), adapter_(adapter) {}
@@ -255,7 +255,7 @@ class Derivation {
   json config(double lora_alpha) {
     for (const AdapterTensor& tensor : adapter_.tensors) add(tensor);
     if (ranks_.size() != 1) {
-      throw UsageError("--peft: no one rank of LoRA can be told from the tensors")
+      throw UsageError("--peft: the tensors do not show a single rank of LoRA")
           .with_hint("give the adapter's configuration with --peft-config");
     }
     const bool whole = lora_alpha == std::floor(lora_alpha) && std::abs(lora_alpha) < 1e15;
@@ -292,13 +292,13 @@ class Derivation {
     modules_.insert(module);
     if (is_of_parameters(module)) {
       throw UsageError("--peft: '" + tensor.saved +
-                       "' is on the parameters of a module, and no tensor tells its rank")
+                       "' is on the parameters of a module, and no tensor shows its rank")
           .with_hint("give the adapter's configuration with --peft-config");
     }
     if (const auto rank = rank_of(tensor)) ranks_.insert(*rank);
   }
 
-  // Whether what the module wraps has its values under other names than layers have.
+  // Returns whether the module wraps parameters, which have other names than those of layers.
   bool is_of_parameters(const std::string& module) const {
     const std::string base = module + ".base_layer.";
     for (auto name = all_.names.lower_bound(base);
@@ -308,8 +308,8 @@ class Derivation {
     return false;
   }
 
-  // The last parts of the modules' names, as users give them; where other modules end the same,
-  // whole names.
+  // Returns the last parts of the modules' names, as users give them. If other modules have the
+  // same last part, the names are whole.
   std::set<std::string> targets() const {
     std::map<std::string, std::vector<std::string>> by_last;
     for (const std::string& module : modules_) {
@@ -355,21 +355,21 @@ void add_config(InputFiles& inputs, const Checkpoint& checkpoint, const AdapterO
   const std::string output = adapter.folder + std::string(kAdapterConfigName);
   if (path) {
     if (options.lora_alpha) {
-      throw UsageError("--lora-alpha: " + path->string() + " says it already");
+      throw UsageError("--lora-alpha: " + path->string() + " has it already");
     }
     check_rank(*path, read_adapter_config(*path), adapter);
     return lay_out_neighbours(inputs, {{*path, output}}, plan);
   }
   if (!options.lora_alpha) {
     throw UsageError("--peft: there is no " + std::string(kAdapterConfigName) +
-                     " beside the shards, and no tensor tells lora_alpha")
+                     " beside the shards, and the tensors do not show lora_alpha")
         .with_hint("give the file with --peft-config, or the number with --lora-alpha");
   }
   const std::string text = Derivation(all, adapter).config(*options.lora_alpha).dump(2) + "\n";
   plan.put_literal(plan.add_output(output, text.size()), 0, text);
   notes.push_back(output +
-                  " is derived from the tensors; use_rslora, fan_in_fan_out and alpha_pattern are "
-                  "taken to be peft's defaults, for nothing tells them");
+                  " is derived from the tensors; use_rslora, fan_in_fan_out and alpha_pattern get "
+                  "peft's defaults");
 }
 
 void lay_out_adapter(const Adapter& adapter, PlanBuilder& plan, WeightsSplit& split) {
@@ -402,7 +402,7 @@ std::optional<AdapterTensorName> adapter_tensor_name(const std::string& name) {
     if (!is_saved_module && !is_tuner(parts[i])) continue;
     const std::string adapter = parts[i + 1];
     const auto at = parts.begin() + static_cast<std::ptrdiff_t>(i);
-    // peft has saved DoRA's vector so since before it was a module.
+    // peft saved DoRA's vector under this name before it was a module.
     if (*at == "lora_magnitude_vector" && parts.back() == "weight") parts.pop_back();
     parts.erase(is_saved_module ? at : at + 1, at + 2);
     return AdapterTensorName{adapter, join(parts)};
@@ -428,7 +428,7 @@ std::optional<AdapterPart> adapter_part(const std::string& name, bool names_adap
 std::string trained_adapter_tensor(const Checkpoint& checkpoint) {
   if (checkpoint.facts().from_weights()) return "";
   for (const Param& param : checkpoint.params()) {
-    // DeepSpeed's own OptimizedLinear has names such as lora_weight_1, too.
+    // DeepSpeed's own OptimizedLinear has names such as lora_weight_1 too.
     const bool is_of_peft =
         param.name.find("base_model.") != param.name.npos || is_of_model(param.name);
     if (param.kind != ParamKind::trainable || !is_of_peft) continue;
@@ -464,7 +464,7 @@ Job plan_adapter(const Source& source, const WeightsOptions& weights,
   std::set<std::string> left_out;
   for (const std::string& name : names) {
     Adapter adapter = find_adapter(checkpoint, all, name, left_out);
-    // As save_pretrained: the default one at the top, the others in folders of their own.
+    // save_pretrained writes the default adapter at the top, and the others in their own folders.
     if (names.size() > 1 && name != kDefaultAdapter) adapter.folder = name + "/";
     lay_out_adapter(adapter, plan, split);
     add_config(*source->inputs, checkpoint, options, all, adapter, plan, job.notes);

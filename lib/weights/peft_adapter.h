@@ -25,7 +25,7 @@ struct AdapterTensorName {
 std::optional<AdapterTensorName> adapter_tensor_name(const std::string& name);
 
 // The place of an adapter's tensor in a model. "base_model.model.q_proj.lora_A.default.weight" is
-// the member "weight" of the method "lora_A" of the module "base_model.model.q_proj".
+// the member "weight" of the method "lora_A". Its module is "base_model.model.q_proj".
 struct AdapterPart {
   std::string module = {};  // "" if an adapter has the tensor once for the whole model
   std::string method = {};

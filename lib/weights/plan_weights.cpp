@@ -18,7 +18,7 @@
 namespace dsckpt {
 namespace {
 
-// A line for each parameter that is not written for the files that are lost.
+// Returns a line for each parameter that is left out because of lost files.
 std::vector<std::string> left_out(const Checkpoint& checkpoint,
                                   const std::vector<IncompleteParam>& incomplete) {
   std::vector<std::string> lines;
@@ -32,7 +32,7 @@ std::vector<std::string> left_out(const Checkpoint& checkpoint,
   return lines;
 }
 
-// By the names of the weights.
+// The optimizer gets the same names as the weights.
 void lay_out_optimizer(PlanBuilder& plan, const Source& source, const WeightsOptions& options,
                        std::vector<std::string>& notes) {
   if (options.key_map.empty()) return lay_out_torch_optimizer(plan, *source->checkpoint, notes);
@@ -58,7 +58,7 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
     tensors.push_back(options.states ? each.tensor : std::move(each.tensor));
   }
   const std::optional<DType> written = type_of_most(tensors);
-  if (!options.states) chosen = std::vector<ChosenTensor>();  // with its memory
+  if (!options.states) chosen = std::vector<ChosenTensor>();  // this frees its memory
   WeightsSplit split = split_weights(*options.format, std::move(tensors), options.max_shard_size);
   const bool has_masters = checkpoint.facts().has_masters;
   if (!has_masters) split.metadata["masters"] = "none";

@@ -104,13 +104,13 @@ std::vector<ModelTensor> chosen_sources(const Checkpoint& checkpoint,
   return sources_of(wanted_params(checkpoint, Selection(options)));
 }
 
-// What is left of several that would become one is not that one.
+// A tensor joined from incomplete parts would be wrong.
 void refuse_incomplete_parts(const KeyMap& rules, const Checkpoint& checkpoint,
                              const WeightsOptions& options) {
   for (const IncompleteParam& param : choose_incomplete(checkpoint, options)) {
     if (!rules.converts(without_prefix(param.name, options.strip_prefix))) continue;
     throw UsageError("'" + param.name + "' is incomplete, and --key-map cuts or joins it")
-        .with_hint("--exclude leaves out what it would be a part of");
+        .with_hint("--exclude leaves out the tensor that it would be a part of");
   }
 }
 
@@ -124,7 +124,8 @@ std::vector<Param> copies_of(const std::vector<const Param*>& params) {
   return copies;
 }
 
-// As the hub has them; what is made of tied tensors alone is tied.
+// Returns the parameters under the hub's names. A tensor that is made of tied tensors only is tied
+// too.
 std::vector<Param> hubs_params(const HubNames& hub, const std::vector<const Param*>& params) {
   std::vector<Param> made;
   KeyedMap<std::string, std::string> owners;
@@ -158,7 +159,7 @@ bool are_other_names(const Checkpoint& checkpoint, const std::vector<ChosenTenso
   });
 }
 
-// Where nobody asked for the hub's names: whether the tensors may have other ones there.
+// Notes that the hub may have other names, if the user did not choose the names.
 void note_module_names(const std::vector<ModelTensor>& tensors, const std::string& why,
                        std::vector<std::string>& notes) {
   const std::string* fused = fused_experts(tensors);
@@ -168,11 +169,11 @@ void note_module_names(const std::vector<ModelTensor>& tensors, const std::strin
 }
 
 UsageError no_config() {
-  return UsageError("--names hub: no config.json lies beside the checkpoint")
+  return UsageError("--names hub: there is no config.json beside the checkpoint")
       .with_hint("--hf-config DIR names the folder of the model's");
 }
 
-// Whether the tensors are the hub's already: loaded and saved again they would be the same.
+// Returns whether the names are the hub's already, and a load and save would keep them.
 bool are_hubs(const HubNames& hub, const std::vector<ModelTensor>& tensors) {
   try {
     return hub.to_module(tensors, {}).has_value();
@@ -218,7 +219,7 @@ std::vector<ChosenTensor> with_names_by_config(const Checkpoint& checkpoint,
   const std::optional<std::string> config = config_text(checkpoint, options);
   if (!config) {
     note_module_names(tensors,
-                      "no config.json says whose they are; --hf-config DIR names the folder of one",
+                      "no config.json shows their model; --hf-config DIR names the folder of one",
                       notes);
     return with_modules();
   }
@@ -230,7 +231,8 @@ std::vector<ChosenTensor> with_names_by_config(const Checkpoint& checkpoint,
     case HubNames::Known::older:
       if (HubNames(*config, true).known() == HubNames::Known::rules) {
         note_module_names(
-            tensors, "config.json is of an older release; --names hub writes the hub's", notes);
+            tensors, "config.json is from an older release; --names hub writes the hub's names",
+            notes);
       }
       return with_modules();
     case HubNames::Known::same:
@@ -283,8 +285,8 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
     throw UnsupportedError({.file = checkpoint.tag_folder().string()},
                            checkpoint.facts().from_weights()
-                               ? "does not tell which parameters are frozen: it has weights alone"
-                               : "does not tell which parameters are frozen: it is of stage 0 in "
+                               ? "does not show which parameters are frozen: it has only weights"
+                               : "does not show which parameters are frozen: it is from stage 0 in "
                                  "fp32, and trained ones have the same shapes")
         .with_hint("name them with --exclude");
   }
@@ -292,8 +294,8 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
   const std::vector<const Param*> wanted = wanted_params(checkpoint, selection);
   KeyMap rules = options.key_map.empty() ? KeyMap() : read_key_map(options.key_map);
   std::vector<ChosenTensor> tensors;
-  // From what owns the data in the checkpoint, and the type it is written as, to what owns it here:
-  // an alias stands alone when its owner is left out or becomes another type.
+  // From the data's owner in the checkpoint to the written type and to the owner in the output. An
+  // alias gets its own data if its owner is left out or has another type.
   KeyedMap<std::string, std::pair<DType, std::string>> written;
   const auto add = [&](const Param& param, std::string name, TensorSource source,
                        const std::string& owner, std::shared_ptr<const Param> made) {

@@ -13,7 +13,7 @@
 namespace dsckpt {
 namespace {
 
-// Keys come from a pickle and become names of files.
+// Keys come from a pickle and become file names.
 void check_key(const Checkpoint& checkpoint, const std::string& key) {
   const auto is_plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
@@ -30,18 +30,11 @@ std::string text_of(double number) {
   return std::to_string(number);
 }
 
-// How often the parameter was stepped, if the file says it.
-std::optional<std::string> step_of(const Param& param) {
-  if (param.step.archive == nullptr) return std::nullopt;
-  const std::optional<double> number = param.step.archive->scalar(param.step.value);
-  return number ? std::optional(text_of(*number)) : std::nullopt;
-}
-
-// The tensors of one state. A tied parameter's states are its owner's.
+// Returns the tensors of one state. A tied parameter has the states of its owner.
 std::vector<OutputTensor> tensors_of(const std::string& key,
                                      const std::vector<ChosenTensor>& chosen) {
   std::vector<OutputTensor> tensors;
-  std::map<std::string, std::string> written;  // owner in the checkpoint, name here
+  std::map<std::string, std::string> written;  // owner in the checkpoint, to name here
   for (const auto& [param, weight, made] : chosen) {
     const auto state =
         std::find_if(param->states.begin(), param->states.end(),
@@ -88,10 +81,10 @@ std::vector<StateFiles> lay_out_states(PlanBuilder& plan, const Checkpoint& chec
     for (const WholeState& other : param->others) {
       if (!other.value.value.is_none()) whole.insert(other.key);
     }
-    if (const auto step = step_of(*param)) steps.emplace(weight.name, *step);
+    if (const auto step = step_of(*param)) steps.emplace(weight.name, text_of(*step));
   }
   if (keys.empty()) {
-    throw UsageError("--states: the checkpoint has no optimizer states of what is written");
+    throw UsageError("--states: the checkpoint has no optimizer states of the written parameters");
   }
   for (const std::string& key : whole) {
     notes.push_back("the optimizer's state '" + key +

@@ -16,7 +16,7 @@ namespace {
 using pickle::Document;
 using pickle::Value;
 
-constexpr const char* kWithoutIt = "--states writes what an optimizer keeps of each parameter";
+constexpr const char* kWithoutIt = "--states writes the optimizer's states of each parameter";
 
 class TorchOptimizerFile {
  public:
@@ -93,12 +93,12 @@ class TorchOptimizerFile {
     return dict;
   }
 
-  // With a storage of its own: steps that shared one would be counted together.
+  // Every step has a storage of its own: torch would increment a shared one for each parameter.
   Value whole(const Param& param, const std::string& key, const ShardValue& value) {
     if (TorchArchive::is_tensor(value.value)) {
       return writer_.tensor(value.archive->tensor(value.value));
     }
-    if (!plain_.is_plain(value.value)) refuse(param, key, "is no plain data");
+    if (!plain_.is_plain(value.value)) refuse(param, key, "is not plain data");
     return writer_.import(*value.archive, value.value);
   }
 
@@ -121,7 +121,7 @@ void lay_out_torch_optimizer(PlanBuilder& plan, const Checkpoint& checkpoint,
                              std::vector<std::string>& notes) {
   if (checkpoint.facts().from_weights()) {
     throw UsageError("--torch-optimizer: " + shown_path(checkpoint.tag_folder()) +
-                     " is weights alone, without an optimizer");
+                     " has only weights, without an optimizer");
   }
   if (checkpoint.facts().states != StatesTold::yes) throw unassigned_states(checkpoint);
   if (checkpoint.groups().empty()) throw unknown_groups(checkpoint, kWithoutIt);

@@ -13,7 +13,7 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// What peft's wrappers are called in the names of what they wrap: LoraLayer and ParamWrapper,
+// Names of peft's wrappers in the names of wrapped modules: LoraLayer and ParamWrapper,
 // ModulesToSaveWrapper, TrainableTokensWrapper.
 constexpr std::string_view kBaseLayer = ".base_layer";
 constexpr std::string_view kOriginalModule = ".original_module";
@@ -62,7 +62,7 @@ class PartsFinder {
       if (!may_be_trained(*each.param) || each.param->kind == ParamKind::buffer) continue;
       if (is_of_unsaved_method(each.tensor.name)) {
         throw UnsupportedError({.tensor = each.tensor.name},
-                               "is of a method of PEFT that is not merged");
+                               "belongs to a PEFT method that is not merged");
       }
       if (const auto name = adapter_tensor_name(each.tensor.name)) names.insert(name->adapter);
     }
@@ -99,9 +99,9 @@ class PartsFinder {
     } else if (part->method.starts_with("lora_")) {
       add_to_layer(*part, module, each);
     } else {
-      throw UnsupportedError({.tensor = name},
-                             "is of a method of PEFT that is not merged: LoRA "
-                             "and trainable tokens are");
+      throw UnsupportedError(
+          {.tensor = name},
+          "belongs to a PEFT method that is not merged: LoRA and trainable tokens are");
     }
   }
 
@@ -119,18 +119,18 @@ class PartsFinder {
     if (part.method == "lora_magnitude_vector" && is_plain) place = &layer.magnitude;
     if (place == nullptr || *place != nullptr) {
       throw UnsupportedError({.tensor = each.tensor.name},
-                             "is of a variant of LoRA that is not merged");
+                             "belongs to a variant of LoRA that is not merged");
     }
     if (part.method.starts_with("lora_embedding_")) layer.is_embedding = true;
     *place = &each;
   }
 
-  // What is no part of the adapter replaces what the base has, if it was trained.
+  // A trained tensor outside the adapter replaces the base's tensor.
   void add_besides(const ChosenTensor& each) {
     const Param& param = *each.param;
     if (!checkpoint_.facts().from_weights()) {
       if (param.kind != ParamKind::trainable) return;
-      // Of a base of its own it is there already.
+      // A checkpoint with its own base has this tensor there already.
       if (own_base_ && !each.tensor.name.starts_with(kPeftPrefix)) return;
     }
     add_whole(name_in_base(each.tensor.name), each);
@@ -139,7 +139,7 @@ class PartsFinder {
   void add_whole(const std::string& name, const ChosenTensor& each) {
     const auto [other, is_new] = parts_.whole.emplace(name, &each);
     if (is_new) return;
-    // The module as it was, which the copy that was trained stands for.
+    // The trained copy of a module replaces the original one.
     const bool is_copy = each.tensor.name.find(".modules_to_save.") != std::string::npos;
     if (is_copy) other->second = &each;
   }

@@ -21,7 +21,7 @@ std::string file_name(const WeightsFormat& format, size_t index, size_t count) {
   return std::string(format.stem) + suffix + std::string(format.extension);
 }
 
-// The first name that JSON cannot hold.
+// Returns the first name that JSON cannot hold, or "".
 std::string bad_name(const WeightsSplit& split) {
   for (const WeightsSplit::File& file : split.files) {
     for (const OutputTensor& tensor : file.tensors) {
@@ -35,7 +35,7 @@ std::string bad_name(const WeightsSplit& split) {
   return {};
 }
 
-// What shares data has one key; torch gives all empty tensors the same, null, storage.
+// Tensors that share data have one key. torch gives all empty tensors the same null storage.
 std::string storage_key(const OutputTensor& tensor) {
   if (tensor.source.numel() == 0) return {};
   return tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
@@ -46,11 +46,11 @@ std::string storage_key(const OutputTensor& tensor) {
 WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor> tensors,
                            uint64_t max_shard_size) {
   WeightsSplit split;
-  if (max_shard_size == kOneFile) {  // torch.save(state_dict), which keeps its order
+  if (max_shard_size == kOneFile) {  // torch.save(state_dict), which keeps the order
     split.files.push_back({file_name(format, 0, 1), std::move(tensors)});
     return split;
   }
-  // The file of a tensor; of one that follows another, the index of that other.
+  // The file of each tensor. For a tensor that shares data, the index of the first such tensor.
   std::vector<size_t> file_of(tensors.size());
   KeyedMap<std::string, size_t> owner_of_storage;
   size_t files = 0;
@@ -63,8 +63,8 @@ WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor
     members.emplace_back();
     return files++;
   };
-  // A file that is not full yet comes after those of its own that larger tensors got meanwhile, as
-  // huggingface_hub appends it when it is closed.
+  // The final order of the files. Large tensors get files of their own while another file is
+  // filled, and huggingface_hub appends that one when it is closed.
   std::vector<size_t> order;
 
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -138,7 +138,7 @@ void lay_out_index(PlanBuilder& plan, const WeightsFormat& format, const Weights
       if (tensor.alias_of.empty() || format.shares_storage) weight_map[tensor.name] = name;
     }
   }
-  // The bytes of json.dumps(index, indent=2, sort_keys=True) + "\n".
+  // These are the bytes of json.dumps(index, indent=2, sort_keys=True) + "\n".
   nlohmann::json metadata = split.metadata;
   metadata["total_size"] = split.total_size;
   const nlohmann::json index = {{"metadata", std::move(metadata)},

@@ -48,7 +48,7 @@ void WeightsReport::add_salvage(const Checkpoint& checkpoint,
 nlohmann::json WeightsReport::json(const Job::Impl& job) const {
   struct Described {
     const WeightsSplit::File* file;
-    const std::string* state;  // nullptr of the weights
+    const std::string* state;  // nullptr for weights
   };
   std::map<std::string, Described> described;
   for (const WeightsSplit::File& file : split_.files) described[file.path] = {&file, nullptr};
@@ -103,13 +103,13 @@ std::set<std::string> paths_of(const CopyPlan& plan) {
   return paths;
 }
 
-// Files of weights and states in the folder `output` that are not among `written`.
+// Returns files of weights and states in the folder `output` that are not in `written`.
 std::vector<std::string> other_weights(const std::set<std::string>& written,
                                        const fs::path& output) {
   std::vector<std::string> names;
   for (const fs::path& folder : {fs::path(), fs::path(kStatesFolder)}) {
     std::error_code failed;
-    // What a link leads to is not of the output.
+    // The target of a link does not belong to the output.
     if (!folder.empty() && fs::is_symlink(output / folder, failed)) continue;
     fs::directory_iterator it(output / folder, failed);
     for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
@@ -139,14 +139,14 @@ std::vector<std::string> WeightsReport::notes_after(const Job::Impl& job,
   std::vector<std::string> notes = missing_;
   for (const std::string& name : other_weights(paths_of(job.plan), output)) {
     notes.push_back(name + " of another run stays in " + output.string() +
-                    "; whoever loads the folder may take it for the new weights");
+                    "; a loader may take it for the new weights");
   }
   return notes;
 }
 
 namespace {
 
-// The class of transformers that loads the folder, if it has a configuration.
+// Returns the transformers class that loads the folder, if the folder has a configuration.
 std::optional<std::string> architecture_of(const fs::path& folder) {
   std::error_code failed;
   const fs::path path = folder / "config.json";

@@ -36,7 +36,7 @@ class WeightsReport : public JobReport {
 
   nlohmann::json json(const Job::Impl& job) const override;
   Listing listing(const Job::Impl& job) const override;
-  // The notes of add_missing(), and files of weights that the job has not written: a loader of the
+  // The notes of add_missing(), and files of weights that the job has not written. A loader of the
   // folder may take them for the new ones.
   std::vector<std::string> notes_after(const Job::Impl& job,
                                        const std::filesystem::path& output) const override;

@@ -76,7 +76,7 @@ std::vector<std::string> components(const fs::path& path) {
   return all;
 }
 
-// Whether the names leave it open that both are of one model.
+// True if both may be of one model, as far as the names tell.
 bool may_be_ages(const fs::path& a, const fs::path& b) {
   const std::vector<std::string> of_a = components(a);
   const std::vector<std::string> of_b = components(b);
@@ -98,7 +98,7 @@ bool has_same_params(const SavedState& a, const SavedState& b) {
                     });
 }
 
-// Of several models in a folder, which: by the names of its files there.
+// The model that is meant among several in a folder, by the names of its files there.
 fs::path model_in_folder(const SavedState& state) {
   const fs::path& metadata = state.dcp_metadata.empty() ? fs::path() : state.dcp_metadata.front();
   return metadata.lexically_relative(state.folder) / state.rank_name.first / state.model;
@@ -197,7 +197,7 @@ void sort_ages(const fs::path& path, std::vector<SavedState>& states,
   if (twice != states.end()) throw refusal(path, all, "some of the same step");
 }
 
-// That of `latest`, unless another tag beside it is another model of the same step.
+// The tag of `latest`, unless another tag beside it is another model of the same step.
 ChosenState choose_latest(const fs::path& path, const std::vector<SavedState>& states,
                           const SavedState& latest) {
   if (!latest.damage.empty()) return {latest};

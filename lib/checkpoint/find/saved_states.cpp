@@ -90,7 +90,7 @@ void add_dcp(Folders& folders, const fs::path& folder, std::vector<SavedState>& 
   }
 }
 
-// Of files that each rank has written one set is the model's: that of "model", or the only one.
+// Where each rank has written files, one set is the model's: that of "model", or the only one.
 void add_rank_files(Folders& folders, const fs::path& folder, std::vector<SavedState>& states) {
   std::set<std::pair<std::string, std::string>> sets;
   for (const fs::path& file : folders[folder].files) {
@@ -116,9 +116,8 @@ void add_rank_files(Folders& folders, const fs::path& folder, std::vector<SavedS
   }
 }
 
-// Of the optimizers that the Trainer (trainer.py OPTIMIZER_NAME) and Accelerate
-// (constants.py OPTIMIZER_NAME) save without ranks, what is behind the name: Accelerate's further
-// ones have numbers.
+// The rest of the name of an optimizer that the Trainer (trainer.py OPTIMIZER_NAME) or Accelerate
+// (constants.py OPTIMIZER_NAME) saves without ranks. Accelerate's further ones have numbers.
 std::optional<std::string> optimizer_number(std::string_view name) {
   constexpr std::string_view kFront = "optimizer";
   constexpr std::string_view kBack = ".bin";
@@ -180,7 +179,7 @@ class Search {
 
   std::vector<SavedState> take() { return std::move(found_); }
 
-  // Whether anything is there.
+  // True if anything is there.
   bool add(const fs::path& folder) {
     if (const auto latest = latest_in(folders_, folder)) {
       add_tags(folder, *latest);
@@ -200,7 +199,7 @@ class Search {
   }
 
  private:
-  // That of `latest` and those of the other tags beside it.
+  // The tag of `latest`, and the other tags beside it.
   void add_tags(const fs::path& folder, const fs::path& latest) {
     std::string tag;
     std::vector<SavedState> named;

@@ -1,4 +1,4 @@
-// What the files of a saved state say of its step and its parameters.
+// The step and the parameters of a saved state, as its files have them.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -101,8 +101,8 @@ fs::path find_in_root(Folders& folders, const fs::path& root, const std::string&
                           "has no folder of the tag '" + tag + "'" + whats_there(folders, root));
 }
 
-// Whether it is another node's folder in which no rank of that tag has left a file. (Nobody has
-// asked for it by name.)
+// True for another node's folder in which no rank of that tag has left a file. (Nobody has asked
+// for it by name.)
 bool is_of_nobody(Folders& folders, const fs::path& root, const std::string& tag) {
   if (!is_far(root)) return false;
   return states_in(folders, is_folder(root / tag) ? root / tag : root).empty();
@@ -139,7 +139,7 @@ void add_root(Folders& folders, TagFolder& folder, const fs::path& other) {
   }
 }
 
-// Of DCP: the files of some ranks. `.metadata` is written once.
+// In DCP: the files of some ranks. `.metadata` is written once.
 void add_dcp_root(Folders& folders, TagFolder& folder, const fs::path& other) {
   check_given_once(folder, other);
   for (const fs::path& metadata : folder.dcp_metadata) {
@@ -205,7 +205,7 @@ bool TagFolder::has_split_files() const {
 
 namespace {
 
-// Whether the file `latest` names the tag.
+// True if the file `latest` names the tag.
 bool is_tag_of(const fs::path& latest, const std::string& tag) {
   try {
     return tag_named_by(latest) == tag;
@@ -267,7 +267,7 @@ std::string weights_hint(const ListedFolder& folder) {
   return "";
 }
 
-// Of archives in which folders are sent about.
+// Archives in which folders are sent about.
 bool is_archive(std::string_view name) {
   constexpr std::string_view kEnds[] = {".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.xz", ".zip"};
   return std::any_of(std::begin(kEnds), std::end(kEnds),
@@ -280,8 +280,8 @@ std::string number_of(std::string_view name) {
   return std::string(last == name.npos ? name : name.substr(last + 1));
 }
 
-// Of one that is not there: a path, since not every checkpoint that is opened has an option for its
-// tag.
+// A tag that is not there is named by a path, since not every checkpoint that is opened has an
+// option for its tag.
 std::string tags_hint(const fs::path& path, const std::string& tag) {
   const std::vector<fs::path> tags = other_tags(path, tag);
   Folders folders;
@@ -370,7 +370,7 @@ class Finder {
       optimizer_ = path_ / name;
     } else {
       throw InconsistentError({.file = shown_path(file)}, "is a file; a checkpoint is a folder")
-          .with_hint(is_archive(name) ? "unpack it first; what is in an archive is not read"
+          .with_hint(is_archive(name) ? "unpack it first; archives are not read"
                                       : "give the folder that has the file `latest`");
     }
   }
@@ -415,7 +415,7 @@ class Finder {
                    shell_word((path_ / states.front().below(path_)).string()));
   }
 
-  // Of DCP, where another root has the `.metadata`.
+  // In DCP, where another root has the `.metadata`.
   std::vector<SavedState> states_by_roots() {
     const fs::path own = tag_.empty() ? path_ : path_ / tag_;
     if (dcp_data_files(folders_[own]).empty()) return {};
@@ -641,7 +641,7 @@ std::vector<fs::path> other_tags(const fs::path& path, const std::string& tag) {
   const auto look_in = [&](const fs::path& folder) {
     for (const fs::path& child : folders[folder].folders) {
       if (child == path / relative || child.filename().string().starts_with(".")) continue;
-      // What the Trainer calls a checkpoint has the tag's folder in it.
+      // A folder of the Trainer's checkpoint has the tag's folder in it.
       std::vector<SavedState> states = states_in(folders, child);
       if (states.empty() && latest_in(folders, child)) states = find_states(folders, child);
       if (states.empty()) continue;

@@ -195,7 +195,7 @@ TensorSource permuted_for_rope(const TensorSource& tensor, const Json& config, b
       .view(shape);
 }
 
-// Of an operation that has one tensor of each name: a chain's first or last has the source's.
+// For an operation that has one tensor of each name: a chain's first or last has the source's.
 std::string target_of(const std::string& source, const ConversionContext& context) {
   const bool in_chain = (context.to.size() > 1 && context.from.size() == 1) ||
                         (context.to.size() == 1 && context.from.size() > 1);
@@ -325,7 +325,7 @@ Collected transposed(const Json& operation, Collected tensors, const ConversionC
   for (auto& [pattern, parts] : tensors) {
     if (is_only) pattern = context.to.size() > 1 ? context.from.front() : context.to.front();
     for (TensorSource& part : parts) {
-      // Only what is not as the module has it. Of the module's own tensors that is none.
+      // Only what is not as the module has it. None of the module's own tensors is that.
       const bool is_like =
           if_unlike && (context.module_shape == nullptr || *context.module_shape == part.shape());
       if (is_like) continue;

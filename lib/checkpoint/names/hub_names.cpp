@@ -22,7 +22,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Of the releases whose modules have names of their own the first.
+// The first of the releases whose modules have names of their own.
 constexpr int kFirstRelease = 5;
 // Tensors that there are more of on the hub than in the module. Names of more than these would fill
 // the memory; the largest models have a tenth.
@@ -78,7 +78,7 @@ std::string with_dot(const std::string& prefix) {
   return prefix.empty() ? prefix : prefix + ".";
 }
 
-// What \1 to \9 of `replacement` stand for.
+// The texts for \1 to \9 of `replacement`.
 std::string filled_in(const std::string& replacement,
                       const std::array<re2::StringPiece, 10>& groups) {
   std::string text;

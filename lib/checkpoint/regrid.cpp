@@ -1,0 +1,560 @@
+#include "checkpoint/regrid.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/text.h"
+#include "checkpoint/experts.h"
+#include "checkpoint/given_values.h"
+#include "checkpoint/pipeline_layers.h"
+#include "deepspeed/keys.h"
+#include "deepspeed/shard_name.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+// The number of a pipeline's layer in "4.fc1.weight".
+std::optional<uint32_t> layer_number(std::string_view name) {
+  uint32_t layer = 0;
+  const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  const bool is_number = failed == std::errc() && end != name.data() + name.size() && *end == '.';
+  return is_number ? std::optional(layer) : std::nullopt;
+}
+
+// "tied_modules.embed." of "tied_modules.embed.weight"; "" of another name.
+std::string tied_front(const std::string& name) {
+  if (!name.starts_with(keys::kTiedModules)) return {};
+  const size_t dot = name.find('.', keys::kTiedModules.size());
+  return dot == name.npos ? std::string() : name.substr(0, dot + 1);
+}
+
+std::optional<int64_t> integer_in(const Value& mapping, std::string_view key) {
+  const Value value = mapping.find_or_none(key);
+  return value.is(Kind::integer) ? std::optional(value.as_int()) : std::nullopt;
+}
+
+int64_t rounded_up(int64_t number, int64_t unit) {
+  return (number + unit - 1) / unit * unit;
+}
+
+bool is_listed(const std::vector<uint32_t>& numbers, uint32_t number) {
+  return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
+}
+
+// True if AutoTP cuts the weight of a module by the model's key-value heads, not by rows.
+// module_inject/tp_shard.py get_shard_size.
+bool is_cut_by_heads(std::string_view module) {
+  constexpr std::array<std::string_view, 7> kByRows{"mlp", "gate_proj", "up_proj", "down_proj",
+                                                    "w1",  "w2",        "w3"};
+  return module != "lm_head" && module != "embed_out" &&
+         std::none_of(kByRows.begin(), kByRows.end(),
+                      [&](std::string_view part) { return module.find(part) != module.npos; });
+}
+
+// The units, in rows, that AutoTP does not divide in a parameter. It knows the module by its whole
+// name or, without a partition_config, by the last two parts: there may be two answers.
+std::pair<int64_t, int64_t> autotp_units(std::string_view param, int64_t rows, int64_t kv_heads) {
+  const std::string_view module = param.substr(0, std::min(param.rfind('.'), param.size()));
+  const size_t last = module.rfind('.');
+  const size_t before =
+      last == module.npos || last == 0 ? module.npos : module.rfind('.', last - 1);
+  const std::string short_name =
+      last == module.npos ? "." + std::string(module)
+                          : std::string(module.substr(before == module.npos ? 0 : before + 1));
+  const auto unit = [&](std::string_view name) {
+    return rows % kv_heads == 0 && is_cut_by_heads(name) ? rows / kv_heads : 1;
+  };
+  return {unit(module), unit(short_name)};
+}
+
+constexpr const char* kVocabHint = "--padded-vocab-size says how many there are";
+
+// Refuses checkpoints that are not cut anew, whatever the grid.
+void refuse_source(const Checkpoint& source) {
+  const CheckpointFacts& facts = source.facts();
+  const Where where{.file = source.tag_folder().string()};
+  if (facts.run != RunKind::native) {
+    throw UnsupportedError(where,
+                           "is not in the files of ZeRO's ranks, whose tensor-parallel ranks "
+                           "and pipeline stages could become others");
+  }
+  if (facts.renamed) {
+    throw UsageError(
+        "other names or parameters are not given while the tensor-parallel ranks or pipeline "
+        "stages change")
+        .with_hint("reshard twice");
+  }
+  if (source.groups().empty()) {
+    throw UnsupportedError(where,
+                           "does not tell the optimizer's parameter groups, or its pipeline "
+                           "stages and tensor-parallel ranks have different ones");
+  }
+}
+
+}  // namespace
+
+Value saved_arguments(const Value& root) {
+  const Value args = root.find_or_none(keys::kArguments);
+  if (args.is(Kind::object) && args.as_object().has_state) return args.as_object().state;
+  return args.is_mapping() ? args : Value();
+}
+
+Regrid::Regrid(const Checkpoint& source, const GridOptions& options)
+    : source_(source), run_(source.run()), old_(source.facts().mesh), mesh_(old_) {
+  refuse_source(source);
+  args_ = saved_arguments(source.files().model.front().archive->root());
+  mesh_.tp = options.tp.value_or(old_.tp);
+  mesh_.pp = options.pp.value_or(old_.pp);
+  layers_ = layers_with_files(run_);
+  for (const RegridLayer& layer : layers_) {
+    const std::string front = layer.names.empty() ? "" : tied_front(layer.names.front().second);
+    if (!front.empty()) tied_layers_.emplace(front, layer.index);
+  }
+  check_grid(options);
+  check_experts();
+  kv_heads_ = options.kv_heads;
+  check_heads();
+  note_random_states();
+  choose_vocabulary(options);
+  if (!is_pipeline()) return;
+  place_tied();
+  choose_stages(options);
+}
+
+void Regrid::check_grid(const GridOptions& options) const {
+  if (is_pipeline()) return;
+  if (mesh_.pp > 1) {
+    throw UsageError(
+        "the model is no pipeline: it has no files of layers, and nothing tells how it "
+        "becomes " +
+        counted(mesh_.pp, "stage"));
+  }
+  if (!options.stages.empty()) throw UsageError("--stages: the model is no pipeline");
+}
+
+void Regrid::check_experts() {
+  bool are_whole = true;
+  for (const Param& each : source_.params()) {
+    const auto expert = parse_expert_name(each.name);
+    if (!expert) continue;
+    int64_t& count = experts_[expert->before];
+    count = std::max(count, expert->number + 1);
+    are_whole = are_whole && each.cut != nullptr && each.cut->is_whole();
+  }
+  const Value root = source_.files().model.front().archive->root();
+  const bool are_listed = !root.find_or_none("num_experts").sequence_or_empty().empty();
+  const std::vector<ParamGroup>& groups = source_.groups();
+  const bool are_grouped = std::any_of(groups.begin(), groups.end(), [](const ParamGroup& group) {
+    return group.ep_size > 1 || group.settings.value.find_or_none("moe").is_true();
+  });
+  if (experts_.empty() && !are_listed && !are_grouped && source_.facts().mesh.ep == 1) return;
+  const Where where{.file = source_.tag_folder().string()};
+  if (experts_.empty() || is_pipeline()) {
+    throw UnsupportedError(where, std::string("has experts ") +
+                                      (is_pipeline() ? "in a pipeline" : "of AutoEP") +
+                                      ", whose tensor-parallel ranks and pipeline stages stay as "
+                                      "they are")
+        .with_hint("to-universal makes a checkpoint for another grid");
+  }
+  if (mesh_.tp == 1 || !are_whole) return;
+  // moe/layer.py MoE._create_process_groups
+  throw UnsupportedError(where,
+                         "has experts that every tensor-parallel rank would have whole. DeepSpeed "
+                         "spreads such experts over these ranks too, which is not written")
+      .with_hint("--tp-rule REGEX=cat:0 or REGEX=cat:1 says how the ranks share an expert");
+}
+
+void Regrid::check_heads() {
+  if (mesh_.tp == old_.tp) {
+    if (kv_heads_) throw UsageError("--kv-heads: the tensor-parallel ranks stay as they are");
+    return;
+  }
+  if (mesh_.tp > old_.tp && !kv_heads_ && !integer_in(args_, "num_attention_heads")) {
+    notes_.push_back("nothing in the files tells how many heads attention has; if " +
+                     counted(mesh_.tp, "tensor-parallel rank") +
+                     " cannot share them evenly, the new run refuses the slices");
+  }
+  for (const std::string_view key : {"num_attention_heads", "num_key_value_heads"}) {
+    const auto heads = integer_in(args_, key);
+    if (!heads || *heads % mesh_.tp == 0) continue;
+    throw UsageError(std::string(key) + " is " + std::to_string(*heads) + ": " +
+                     counted(mesh_.tp, "tensor-parallel rank") +
+                     " cannot share these heads evenly");
+  }
+}
+
+// Megatron's and NeoX's.
+void Regrid::note_random_states() {
+  if (mesh_.tp <= old_.tp) return;
+  const Value root = source_.files().model.front().archive->root();
+  for (const std::string_view key : {"rng_state", "rng_tracker_states"}) {
+    if (root.find_or_none(key).is_none()) continue;
+    notes_.emplace_back(
+        "further tensor-parallel ranks continue with the random states of rank 0, so dropout is "
+        "the "
+        "same there; the program's no-load-rng starts new ones");
+    return;
+  }
+}
+
+// Megatron: tokenizer.py _vocab_size_with_padding; NeoX alike.
+void Regrid::choose_vocabulary(const GridOptions& options) {
+  const Param* vocabulary = nullptr;
+  old_padded_ = integer_in(args_, "padded_vocab_size");
+  for (const Param& each : source_.params()) {
+    if (is_vocabulary(each)) vocabulary = &each;
+  }
+  if (vocabulary == nullptr) {
+    if (options.padded_vocab_size) {
+      throw UsageError("--padded-vocab-size: nothing tells which parameter is a vocabulary");
+    }
+    return;
+  }
+  const int64_t rows = vocabulary->weight.shape()[0];
+  const std::optional<int64_t> used = vocabulary->form.vocab_rows;
+  if (options.padded_vocab_size) {
+    padded_ = options.padded_vocab_size;
+    if (*padded_ < used.value_or(1) || *padded_ % mesh_.tp != 0) {
+      throw UsageError("--padded-vocab-size " + std::to_string(*padded_) + ": " +
+                       counted(mesh_.tp, "tensor-parallel rank") + " cannot share the " +
+                       counted(used.value_or(1), "row") + " of '" + vocabulary->name + "' so");
+    }
+    if (mesh_.tp == old_.tp && *padded_ == rows) padded_.reset();
+    return;
+  }
+  if (mesh_.tp == old_.tp) return;
+  const auto unit = integer_in(args_, "make_vocab_size_divisible_by");
+  if (!unit || *unit < 1) {
+    if (!used || *used == rows || mesh_.tp == 1) return;  // as any other parameter
+    notes_.push_back("the vocabulary keeps its " + counted(rows, "row") +
+                     "; if the new run pads it to others, " + std::string(kVocabHint));
+    return;
+  }
+  const int64_t old_unit = *unit * old_.tp;
+  const int64_t new_unit = *unit * mesh_.tp;
+  // Without the number of rows that are used, it is one of those that the old padding is for.
+  const int64_t least = used.value_or(rows - old_unit + 1);
+  const int64_t most = used.value_or(rows);
+  if (rounded_up(most, old_unit) != rows ||
+      rounded_up(least, new_unit) != rounded_up(most, new_unit)) {
+    throw UnsupportedError({.tensor = vocabulary->name},
+                           "has " + counted(rows, "row") +
+                               ", and nothing tells how many of them are padding for " +
+                               counted(old_.tp, "tensor-parallel rank"))
+        .with_hint(kVocabHint);
+  }
+  padded_ = rounded_up(most, new_unit);
+}
+
+bool Regrid::is_vocabulary(const Param& param) const {
+  if (param.weight.shape().size() != 2) return false;
+  if (param.form.vocab_rows) return true;
+  if (param.weight.shape()[0] != old_padded_) return false;
+  constexpr std::array<std::string_view, 3> kNames{"word_embeddings.weight", "final_linear.weight",
+                                                   "lm_head.weight"};
+  return std::any_of(kNames.begin(), kNames.end(),
+                     [&](std::string_view name) { return param.name.ends_with(name); });
+}
+
+std::vector<RegridLayer> layers_with_files(const Checkpoint& source) {
+  std::map<uint32_t, RegridLayer> layers;
+  for (const CheckpointFile& file : source.files().modules) {
+    const std::string file_name = file.path.filename().string();
+    const auto name = parse_shard_name(file_name);
+    if (!name || name->kind != ShardName::Kind::layer) continue;
+    RegridLayer& layer = layers[name->layer];
+    layer.index = name->layer;
+    layer.files.resize(std::max<size_t>(layer.files.size(), name->mp_rank + size_t{1}));
+    layer.files[name->mp_rank] = file.archive;
+    layer.has_model_suffix = file_name.find("-model_") != file_name.npos;
+  }
+  std::vector<std::string> names;
+  for (const Param& each : source.params()) {
+    if (is_trained(each)) names.push_back(each.name);
+  }
+  for (const Param& each : source.params()) {
+    if (each.kind == ParamKind::buffer) names.push_back(each.name);
+  }
+  LayerFronts fronts(names);
+  std::vector<RegridLayer> found;
+  for (auto& [index, layer] : layers) {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : layer.files.front()->root().as_dict().items) {
+      if (key.is(Kind::string) && TorchArchive::is_tensor(value))
+        keys.emplace_back(key.as_string());
+    }
+    const std::string front = fronts.front_for(index, keys);
+    for (const std::string& key : keys) layer.names.emplace_back(key, front + key);
+    found.push_back(std::move(layer));
+  }
+  return found;
+}
+
+// A tied module is on the stage of its first layer, whose number its file has, and where it is used
+// again. Only the first place of the latter is told by the stages that have it.
+void Regrid::place_tied() {
+  for (uint32_t stage = 0; stage < old_.pp; ++stage) {
+    for (const Param& each : base(stage * old_.tp).params()) {
+      const std::string front = tied_front(each.name);
+      if (front.empty()) continue;
+      std::vector<uint32_t>& stages = tied_[front];
+      if (!is_listed(stages, stage)) stages.push_back(stage);
+    }
+  }
+  for (const auto& [front, stages] : tied_) {
+    const bool at_ends = stages.size() == 2 && stages.back() == old_.pp - 1;
+    if (at_ends || old_.pp == 1 || mesh_.pp == old_.pp || mesh_.pp == 1) continue;
+    throw UnsupportedError({.file = source_.tag_folder().string(), .tensor = front},
+                           "is tied within the pipeline, and nothing tells the layer that uses it "
+                           "again: it is not given to other stages");
+  }
+  if (old_.pp == 1 && mesh_.pp > 1 && !tied_.empty()) {
+    notes_.emplace_back("tied layers are taken to be used again by the last stage");
+  }
+}
+
+std::vector<StageLayer> Regrid::stage_layers() const {
+  std::vector<StageLayer> layers(layers_.back().index + size_t{1});
+  std::map<uint32_t, uint32_t> stage_of;
+  for (uint32_t stage = 0; stage < old_.pp; ++stage) {
+    for (const Param& each : base(stage * old_.tp).params()) {
+      if (const auto number = layer_number(each.name)) stage_of.emplace(*number, stage);
+    }
+  }
+  std::map<std::set<std::string>, std::vector<uint32_t>> alike;
+  uint64_t tied = 0;
+  for (const RegridLayer& layer : layers_) {
+    StageLayer& made = layers[layer.index];
+    std::set<std::string> keys;
+    for (const auto& [key, name] : layer.names) {
+      keys.insert(key);
+      const Param* found = source_.find(name);
+      if (found == nullptr || found->kind == ParamKind::buffer) continue;
+      const Param on_rank = keeps_slices() ? present_slice(name, 0) : slice(*found, 0);
+      made.numel += static_cast<uint64_t>(on_rank.weight.numel());
+    }
+    const bool is_tied = layer.names.empty() ? false : !tied_front(layer.names[0].second).empty();
+    if (is_tied) {
+      tied += made.numel;
+    } else {
+      alike[keys].push_back(layer.index);
+    }
+    const auto found = stage_of.find(layer.index);
+    if (found != stage_of.end()) made.stage = found->second;
+  }
+  const auto blocks = integer_in(args_, "num_layers");
+  const std::vector<uint32_t>* chosen = nullptr;
+  for (const auto& [keys, numbers] : alike) {
+    const bool is_right = blocks && static_cast<int64_t>(numbers.size()) == *blocks;
+    if (chosen == nullptr || numbers.size() > chosen->size() || is_right) chosen = &numbers;
+    if (is_right) break;
+  }
+  if (chosen != nullptr) {
+    for (const uint32_t number : *chosen) layers[number].is_block = true;
+  }
+  // The last layer, which has no file of its own.
+  if (tied > 0) layers.push_back({.numel = tied});
+  return layers;
+}
+
+void Regrid::choose_stages(const GridOptions& options) {
+  const std::vector<StageLayer> layers = stage_layers();
+  if (mesh_.pp == old_.pp && options.stages.empty()) {
+    starts_.assign(mesh_.pp, static_cast<uint32_t>(layers.size()) - 1);
+    for (size_t i = layers.size(); i-- > 0;) {
+      if (layers[i].stage) starts_[*layers[i].stage] = static_cast<uint32_t>(i);
+    }
+    starts_[0] = 0;
+    for (const auto& [front, stages] : tied_) new_tied_[front] = stages;
+  } else {
+    const bool is_programs = integer_in(args_, "num_layers").has_value();
+    starts_ = mesh_.pp == 1
+                  ? StageStarts{0}
+                  : stage_starts(layers, mesh_.pp, options.stages, is_programs ? "blocks" : "");
+    for (const auto& [front, stages] : tied_) {
+      const auto first = tied_layers_.find(front);
+      uint32_t stage = 0;
+      while (first != tied_layers_.end() && stage + 1 < mesh_.pp &&
+             starts_[stage + 1] <= first->second) {
+        ++stage;
+      }
+      new_tied_[front] = {stage};
+      if (stage != mesh_.pp - 1) new_tied_[front].push_back(mesh_.pp - 1);
+    }
+  }
+  for (uint32_t stage = 0; stage < mesh_.pp; ++stage) {
+    const std::vector<ParamGroup> groups = groups_of(stage);
+    if (std::any_of(groups.begin(), groups.end(),
+                    [](const ParamGroup& group) { return !group.params.empty(); })) {
+      continue;
+    }
+    throw UsageError("stage " + std::to_string(stage) + " of " + counted(mesh_.pp, "stage") +
+                     " would have no layers with trained parameters");
+  }
+}
+
+bool Regrid::is_in(const std::string& name, uint32_t stage) const {
+  if (!is_pipeline()) return true;
+  if (const auto number = layer_number(name)) {
+    return *number >= starts_[stage] &&
+           (stage + 1 == starts_.size() || *number < starts_[stage + 1]);
+  }
+  const auto tied = new_tied_.find(tied_front(name));
+  if (tied != new_tied_.end()) return is_listed(tied->second, stage);
+  throw UnsupportedError({.file = source_.tag_folder().string(), .tensor = name},
+                         "is of a pipeline, but of none of its layers");
+}
+
+// A stage's optimizer has its parameters in the order of torch's modules: tied ones first. Experts
+// have the names that the first expert-parallel rank gives its own.
+std::vector<ParamGroup> Regrid::groups_of(uint32_t stage) const {
+  std::vector<ParamGroup> groups = source_.groups();
+  for (ParamGroup& group : groups) {
+    std::erase_if(group.params, [&](const std::string& name) {
+      return !is_in(name, stage) || !is_on_first_rank(name, group.ep_size);
+    });
+    if (!is_pipeline()) continue;
+    std::stable_sort(group.params.begin(), group.params.end(),
+                     [](const std::string& a, const std::string& b) {
+                       return layer_number(a) < layer_number(b);
+                     });
+  }
+  return groups;
+}
+
+bool Regrid::is_on_first_rank(const std::string& name, uint32_t ep_size) const {
+  const auto expert = ep_size > 1 ? parse_expert_name(name) : std::nullopt;
+  return !expert || expert->number < experts_.at(expert->before) / ep_size;
+}
+
+uint32_t Regrid::base_stage(uint32_t stage) const {
+  return stage == mesh_.pp - 1 ? old_.pp - 1 : std::min(stage, old_.pp - 1);
+}
+
+const Checkpoint& Regrid::base(uint32_t mp_rank) const {
+  if (!run_.facts().model_parallel) return run_;
+  std::unique_ptr<Checkpoint>& made = bases_[mp_rank];
+  if (made == nullptr) made = std::make_unique<Checkpoint>(run_.world(mp_rank));
+  return *made;
+}
+
+const Param& Regrid::param(const std::string& name) const {
+  const Param* found = source_.find(name);
+  if (found == nullptr) {
+    throw UnsupportedError({.file = source_.tag_folder().string(), .tensor = name},
+                           "has values in no file");
+  }
+  return *found;
+}
+
+// The cut with the unit that AutoTP does not divide, if the present slices do not tell it.
+std::shared_ptr<const TpCut> Regrid::told_cut(const Param& param) const {
+  if (!kv_heads_ || param.cut == nullptr || param.cut->parts().size() != 1) return param.cut;
+  TpPart part = param.cut->parts().front();
+  if (part.on_every_rank || param.cut->is_uneven()) return param.cut;
+  const auto [unit, other] = autotp_units(param.name, part.rows(), *kv_heads_);
+  part.unit = unit;
+  const std::vector<int64_t> shares = part.shares_of(mesh_.tp);
+  part.unit = other;
+  if (part.shares_of(mesh_.tp) != shares) {
+    throw UsageError("AutoTP cuts it by heads or by rows, and nothing in the files tells which")
+        .with_hint("to-universal makes a checkpoint for another grid");
+  }
+  return std::make_shared<const TpCut>(TpCut(param.cut->dim(), param.cut->dims(), {part}));
+}
+
+std::shared_ptr<const TpCut> Regrid::cut_for(const Param& param) const {
+  if (param.cut == nullptr && mesh_.tp == 1) {
+    return std::make_shared<const TpCut>(TpCut::whole());
+  }
+  if (param.cut == nullptr) {
+    throw UnsupportedError(
+        {.file = source_.tag_folder().string(), .tensor = param.name},
+        "has no rule that says how " + counted(mesh_.tp, "tensor-parallel rank") + " share it")
+        .with_hint("--tp-rule REGEX=cat:0, REGEX=cat:1 or REGEX=replicated says it");
+  }
+  return in_context({.file = source_.tag_folder().string(), .tensor = param.name}, [&] {
+    if (padded_ && is_vocabulary(param) && !param.cut->is_whole()) {
+      return std::make_shared<const TpCut>(param.cut->with_rows(*padded_, mesh_.tp));
+    }
+    return std::make_shared<const TpCut>(told_cut(param)->for_ranks(mesh_.tp));
+  });
+}
+
+TensorSource Regrid::slice_of(const Param& param, const TensorSource& value, const TpCut& cut,
+                              uint32_t tp_rank) const {
+  const bool resized = padded_ && is_vocabulary(param) && !cut.is_whole();
+  if (!resized || value.shape()[0] == *padded_) return cut.slice(value, tp_rank);
+  const int64_t used =
+      std::min({param.form.vocab_rows.value_or(*padded_), value.shape()[0], *padded_});
+  Shape added = value.shape();
+  added[0] = *padded_ - used;
+  return cut.slice(
+      TensorSource::cat(0, {value.narrow(0, 0, used), TensorSource::zeros(value.dtype(), added)}),
+      tp_rank);
+}
+
+Param Regrid::slice(const Param& param, uint32_t tp_rank) const {
+  const std::shared_ptr<const TpCut> cut = cut_for(param);
+  Param made = param;
+  made.cut = told_cut(param);
+  made.weight = slice_of(param, param.weight, *cut, tp_rank);
+  for (ParamState& state : made.states) state.value = slice_of(param, state.value, *cut, tp_rank);
+  return made;
+}
+
+TensorSource Regrid::slice_of_copies(const Param& param, const std::vector<TensorSource>& copies,
+                                     uint32_t tp_rank) const {
+  const std::shared_ptr<const TpCut> cut = cut_for(param);
+  const bool joins = old_.tp == 1 || (param.cut != nullptr && param.cut->joins());
+  if (!joins || param.given) {
+    return slice_of(param, param.weight, *cut, tp_rank).to(copies.front().dtype());
+  }
+  const TensorSource all = old_.tp == 1
+                               ? copies.front()
+                               : param.cut->for_ranks(old_.tp).join(copies, param.weight.shape());
+  return slice_of(param, all, *cut, tp_rank);
+}
+
+// The first stage's of several copies.
+const Param& Regrid::present_slice(const std::string& name, uint32_t tp_rank) const {
+  for (uint32_t stage = 0; stage < old_.pp; ++stage) {
+    if (const Param* found = base(stage * old_.tp + tp_rank).find(name)) return *found;
+  }
+  return param(name);
+}
+
+Checkpoint Regrid::world(uint32_t mp_rank) const {
+  const uint32_t stage = mp_rank / mesh_.tp;
+  const uint32_t tp_rank = mp_rank % mesh_.tp;
+  std::vector<Param> params;
+  for (const Param& each : source_.params()) {
+    if (!is_in(each.name, stage)) continue;
+    params.push_back(keeps_slices() ? present_slice(each.name, tp_rank) : slice(each, tp_rank));
+    params.back().given = true;
+  }
+  if (keeps_slices()) give_values(params, source_, tp_rank);
+  const GridPlace place{.mesh = mesh_, .mp_rank = mp_rank, .padded_vocab_size = padded_};
+  return Checkpoint::regridded(source_, base(base_stage(stage) * old_.tp + base_tp(tp_rank)), place,
+                               std::move(params), groups_of(stage));
+}
+
+std::vector<std::string> Regrid::lines() const {
+  std::vector<std::string> lines;
+  for (size_t stage = 0; stage < starts_.size(); ++stage) {
+    std::string line =
+        "stage " + std::to_string(stage) + ": from layer " + std::to_string(starts_[stage]);
+    if (stage + 1 < starts_.size()) line += " to " + std::to_string(starts_[stage + 1] - 1);
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+}  // namespace dsckpt
