@@ -30,7 +30,7 @@ int64_t rows_of_chunk(const CutTensor& tensor, uint32_t ranks, uint64_t least) {
 }
 
 uint64_t least_chunk_bytes(std::span<const CutTensor> tensors, uint32_t ranks, uint64_t most) {
-  uint64_t enough = kLeastChunkBytes;  // the whole of the largest tensor, at last
+  uint64_t enough = kLeastChunkBytes;  // at most, the whole of the largest tensor
   for (const CutTensor& tensor : tensors) {
     enough = std::max(enough, static_cast<uint64_t>(tensor.rows) * tensor.row_bytes);
   }

@@ -16,20 +16,21 @@
 namespace dsckpt {
 namespace {
 
-// What torch.save names the folder of the records when it writes to a stream.
+// torch.save's name for the folder of the records when it writes to a stream.
 constexpr const char* kArchive = "archive";
-// What keys and values may take in any case, and what a key takes in the metadata besides its text.
+// Any checkpoint may have keys and values of so many bytes. A key also takes kKeyOverhead bytes in
+// the metadata.
 constexpr uint64_t kLeastLimit = uint64_t{128} << 20;
 constexpr uint64_t kKeyOverhead = 256;
 
-// Of a tensor that lies in its storage row-major.
+// Returns the archive around the elements of a row-major tensor.
 ZipLayout::Frame frame_of(DType dtype, const Shape& shape) {
   TorchArchiveWriter writer;
   writer.document().set_root(writer.tensor(TensorSource::zeros(dtype, shape)));
   return TorchArchiveWriter::zip_of(std::move(writer).write(), kArchive).frame();
 }
 
-// With its elements.
+// Returns the archive with its elements.
 std::string filled(const ZipLayout::Frame& frame, std::string_view elements) {
   std::string archive = frame.head + std::string(elements) + frame.tail;
   std::string sum;
@@ -79,7 +80,8 @@ void DcpWriter::add_value(std::vector<DcpPath> keys, TorchArchiveWriter::Written
        .archive = TorchArchiveWriter::zip_of(std::move(value), kArchive).frame().head});
 }
 
-// Where everything goes has to be known first: outputs have their sizes from the start.
+// All positions must be known before anything is laid out, since outputs have their sizes from the
+// start.
 class DcpWriter::Layout {
  public:
   Layout(const std::string& folder, uint32_t ranks, std::vector<Entry> entries)
@@ -98,7 +100,7 @@ class DcpWriter::Layout {
   }
 
  private:
-  // The same for all chunks of one type and one shape, and kept once in the plan.
+  // Chunks of the same type and shape share a frame, which is kept once in the plan.
   struct Frame {
     ZipLayout::Frame zip;
     Extent head = {};
@@ -107,7 +109,7 @@ class DcpWriter::Layout {
   };
   struct Placed {
     const Entry* entry;
-    Frame* frame;  // nullptr: of the entry's own archive
+    Frame* frame;  // nullptr: the entry has its own archive
     int64_t first_row;
     int64_t rows;
     uint64_t offset;

@@ -32,7 +32,7 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
-// Folders below the output, and the first steps of all keys.
+// The folders below the output, and the beginnings of all keys.
 struct PresetKeys {
   std::string model_folder = {};
   std::string optimizer_folder = {};
@@ -63,16 +63,16 @@ constexpr std::string_view kLightningFile = "meta.pt";
 constexpr std::string_view kSchedule = "scheduler.pt";
 constexpr std::string_view kTrainerState = "trainer_state.json";
 constexpr const char* kWithoutOptimizer = "--weights-only leaves the optimizer out";
-// Below `deepspeed`, unless the program has saved something of that name.
+// The key below `deepspeed`, unless the program has saved something of that name.
 constexpr std::string_view kLossScale = "loss_scale";
 
-// Of the output folder, whether an earlier run may have written it.
+// Returns whether an earlier run may have written this file of the output folder.
 bool belongs_to_dcp(const fs::path& file) {
   return is_dcp_name(file.filename().string()) || file.native() == kLightningFile;
 }
 
-// What the engine writes into model-states files that is of how it works, and means nothing to
-// another: engine.py _save_checkpoint, and what clients add for its converters.
+// Entries of model-states files that only the engine itself can use: engine.py _save_checkpoint,
+// and entries that clients add for DeepSpeed's converters.
 bool is_of_the_engine(std::string_view key) {
   constexpr std::array kEngine = {keys::kModule,
                                   keys::kBufferNames,
@@ -226,7 +226,7 @@ class DcpPlanner {
   }
   DcpWriter& optimizer_folder() { return one_folder_ ? model_ : optimizer_; }
 
-  // FSDP2 shards parameters, frozen ones too, and leaves buffers whole on every rank.
+  // FSDP2 shards all parameters, also frozen ones. Buffers stay whole on every rank.
   void add_weights() {
     KeyedMap<std::string_view, std::vector<DcpPath>> names;
     for (const Param& param : checkpoint_.params()) {
@@ -236,20 +236,20 @@ class DcpPlanner {
     if (names.empty()) throw UsageError("there is no tensor to write");
     for (const Param& param : checkpoint_.params()) {
       const auto found = names.find(param.alias_of.empty() ? param.name : param.alias_of);
-      if (found == names.end()) continue;  // with a name before
+      if (found == names.end()) continue;  // written with an earlier name
       model_.add_tensor(
           std::move(found->second), cast(param, options_.dtype, job_.notes),
           param.kind == ParamKind::buffer ? DcpWriter::Cut::whole : DcpWriter::Cut::rows);
       names.erase(found);
     }
     if (!checkpoint_.facts().has_masters && !checkpoint_.facts().from_weights()) {
-      note("the weights are the model's own of 16 bit: no file has fp32 masters of them");
+      note("the weights are the model's own 16-bit ones: no file has fp32 masters of them");
     }
   }
 
   void add_optimizer() {
     if (checkpoint_.facts().from_weights() || !checkpoint_.averaged().empty()) {
-      note("there are weights alone: the folder has no optimizer");
+      note("there are only weights: the folder has no optimizer");
       return;
     }
     if (checkpoint_.facts().states != StatesTold::yes) throw unassigned_states(checkpoint_);
@@ -274,10 +274,10 @@ class DcpPlanner {
   }
 
   void add_states(const Param& param) {
-    if (const std::optional<double> step = step_of(param)) {
+    if (const std::optional<double> step = float_step_of(param)) {
       optimizer_folder().add_float({state_path(param, "step")}, static_cast<float>(*step));
     } else if (is_adam(param.states)) {
-      // Old releases counted for a whole group, at stage 3 once more for each sub-group.
+      // Old releases counted steps for a whole group, and once more for each sub-group at stage 3.
       throw UnsupportedError({.tensor = param.name}, "has moments, and no step of its own")
           .with_hint(kWithoutOptimizer);
     }
@@ -288,9 +288,9 @@ class DcpPlanner {
     for (const WholeState& other : param.others) add_whole_state(param, other);
   }
 
-  static std::optional<double> step_of(const Param& param) {
+  static std::optional<double> float_step_of(const Param& param) {
     if (param.step.archive == nullptr) return std::nullopt;
-    const std::optional<double> step = param.step.archive->scalar(param.step.value);
+    const std::optional<double> step = step_of(param);
     if (!step) throw UnsupportedError({.tensor = param.name}, "has a step that is no number");
     if (static_cast<float>(*step) != *step) {
       throw UnsupportedError({.tensor = param.name}, "has a step that is no float32");
@@ -316,7 +316,7 @@ class DcpPlanner {
       optimizer_folder().add_float({state_path(param, other.key)}, static_cast<float>(*number));
       return;
     }
-    if (!plain_.is_plain(value.value)) refuse("is no plain data");
+    if (!plain_.is_plain(value.value)) refuse("is not plain data");
     add_plain({state_path(param, other.key)}, *value.archive, value.value, optimizer_folder());
   }
 
@@ -327,7 +327,7 @@ class DcpPlanner {
     folder.add_value(std::move(keys), std::move(writer).write());
   }
 
-  // Groups can share their settings, which are looked at for each.
+  // Groups can share their settings, but each group costs the time for its settings.
   void count_options(const ParamGroup& group) {
     constexpr uint64_t kMostOptions = 1 << 22;
     if (group.settings.archive == nullptr || !group.settings.value.is_mapping()) return;
@@ -336,8 +336,8 @@ class DcpPlanner {
     throw UnsupportedError({}, "the optimizer's groups have too many options together");
   }
 
-  // An option has a key in the nested form, and in the flattened one a key for each parameter.
-  // False if the files have no options.
+  // In the nested form an option has one key; in the flattened form it has a key for each
+  // parameter. Returns false if the files have no options.
   bool add_group(size_t index) {
     const ParamGroup& group = checkpoint_.groups()[index];
     const DcpPath groups = keys_.optimizer + "param_groups" + static_cast<int64_t>(index);
@@ -366,8 +366,8 @@ class DcpPlanner {
     return has_options;
   }
 
-  // Counters, the scheduler and what else the program saved, where it is plain data: nobody asks
-  // for these keys, whoever wants them does.
+  // Adds counters, the scheduler and other plain data of the program. Loaders ignore these keys,
+  // and programs ask for them by name.
   void add_run() {
     if (checkpoint_.files().model.empty()) return;
     const TorchArchive& archive = *checkpoint_.files().model.front().archive;
@@ -385,7 +385,7 @@ class DcpPlanner {
     }
     for (std::string& name : left_out) name = printable(name);
     if (!left_out.empty()) {
-      note("the model-states file has what is no plain data, and is left out: " +
+      note("values of the model-states file that are not plain data are left out: " +
            some_of(left_out));
     }
     if (!archive.root().find(kLossScale)) add_loss_scale();
@@ -406,7 +406,8 @@ class DcpPlanner {
     return options_.preset == DcpPreset::trainer || options_.preset == DcpPreset::accelerate;
   }
 
-  // Whose folder has them comes along: of the Trainer and Accelerate, whose checkpoint it is.
+  // Finds files of the Trainer and of Accelerate beside the shards, which belong to their
+  // checkpoints.
   void find_beside() {
     std::error_code failed;
     if (!fs::is_directory(source_->path, failed)) return;
@@ -429,7 +430,7 @@ class DcpPlanner {
     if (options_.preset == DcpPreset::trainer) check_trainers();
   }
 
-  // Without a schedule the Trainer loads no optimizer either: _load_optimizer_and_scheduler.
+  // Without a schedule the Trainer skips the optimizer too: _load_optimizer_and_scheduler.
   void check_trainers() {
     const auto has = [&](std::string_view name) {
       return std::any_of(beside_.begin(), beside_.end(),
@@ -437,18 +438,18 @@ class DcpPlanner {
     };
     if (!has(kTrainerState)) {
       throw UsageError(shown_path(source_->path) + ": has no " + std::string(kTrainerState) +
-                       ", so the Trainer would not go on from what becomes of it")
+                       ", so the Trainer would not resume from the result")
           .with_hint("give the folder checkpoint-N that it saved, or --preset accelerate");
     }
     makes_schedule_ = has_optimizer_ && !has(kSchedule);
     if (makes_schedule_) {
       note("there is no " + std::string(kSchedule) +
-           " (DeepSpeed had the schedule): one is made that goes on at step " +
+           " (DeepSpeed had the schedule): one is written that continues at step " +
            std::to_string(checkpoint_.facts().global_steps.value_or(0)));
     }
   }
 
-  // torch/optim/lr_scheduler.py LambdaLR.state_dict: the functions are the program's.
+  // torch/optim/lr_scheduler.py LambdaLR.state_dict. The program itself has the functions.
   void lay_out_schedule() {
     TorchArchiveWriter writer;
     pickle::Document& document = writer.document();
@@ -471,7 +472,7 @@ class DcpPlanner {
     std::move(writer).lay_out(plan_, std::string(kSchedule));
   }
 
-  // Fabric takes a folder for a checkpoint of its own if this is there.
+  // Fabric takes a folder with this file for its own checkpoint.
   void lay_out_lightning_file() {
     TorchArchiveWriter writer;
     const Value root = writer.document().dict();
@@ -495,10 +496,10 @@ class DcpPlanner {
   bool has_optimizer_ = false;
   PlainData plain_;
   uint64_t options_of_groups_ = 0;
-  KeyedSet<std::string> noted_;  // what note_once() was given
+  KeyedSet<std::string> noted_;  // arguments of note_once()
   std::vector<Neighbour> beside_;
   bool makes_schedule_ = false;
-  std::vector<std::pair<std::string, Value>> run_;  // what add_run() has added
+  std::vector<std::pair<std::string, Value>> run_;  // entries that add_run() has added
   PlanBuilder plan_;
 };
 
@@ -507,6 +508,9 @@ class DcpPlanner {
 Job plan_dcp(const Source& source, const DcpOptions& options) {
   if (options.dp == 0 || options.dp > kMostDcpRanks) {
     throw UsageError("--dp is a number from 1 to " + std::to_string(kMostDcpRanks));
+  }
+  if (source->options.set_change.any()) {
+    throw UsageError("another set of parameters is for native checkpoints: reshard");
   }
   check_weights_are_read(*source->checkpoint);
   return DcpPlanner(source, options).plan();

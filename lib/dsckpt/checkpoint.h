@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,6 +19,26 @@
 namespace dsckpt {
 
 struct Progress;
+
+// Another set of parameters for the run that goes on. Patterns are regular expressions of RE2,
+// found anywhere in a name. Each must fit a parameter that it changes.
+struct SetChange {
+  std::vector<std::string> unfreeze = {};  // frozen ones that become trained
+  std::vector<std::string> freeze = {};    // trained ones that become frozen
+  std::vector<std::string> drop = {};      // entries of the model that go
+  // A file or folder of weights with new parameters, by the engine's names. Empty: none.
+  std::filesystem::path add = {};
+  // The rows of the vocabulary in the new run. nullopt: as it was.
+  std::optional<int64_t> vocab_rows = {};
+  // Which parameters have a row for each token. Empty: those with the usual names.
+  std::vector<std::string> vocab = {};
+  // The values of new rows: "mean" of the old ones, "zero", or a file or folder of weights.
+  std::string new_rows = "mean";
+
+  bool any() const {
+    return !unfreeze.empty() || !freeze.empty() || !drop.empty() || !add.empty() || vocab_rows;
+  }
+};
 
 struct SourceOptions {
   // The tag's folder name. Default: the tag that the file `latest` names, else `latest_universal`;
@@ -43,6 +64,9 @@ struct SourceOptions {
   // For plan_reshard, which leaves slices apart: a parameter without a rule for its slices is no
   // error. Other plans then stop at slices that differ.
   bool slices_apart = false;
+  // For plan_reshard to another number of tensor-parallel ranks: the rules are also for a model
+  // that no tensor-parallel ranks share so far. Not with slices_apart.
+  bool cut_anew = false;
   // Continue without the files of ranks that are missing or cannot be read.
   bool allow_missing = false;
   // For weights, also those of `weights_from`: maps the names in the files to the engine's.
@@ -55,9 +79,9 @@ struct SourceOptions {
   // If weights are given, they are for the names of these, behind the prefixes. Empty: none. For
   // plans that a training goes on from; plan_weights has rules of its own.
   std::filesystem::path key_map = {};
-  // For weights with the hub's names of a transformers model: use the module's names instead, as
-  // the config.json in their folder says (lib/checkpoint/names), unless there is a `key_map`. With
-  // `like` and `weights_from` the names of the checkpoint decide. For weights that a training
+  // For weights with the hub's names of a transformers model: use the module's names instead. The
+  // config.json in their folder says which (lib/checkpoint/names), unless there is a `key_map`.
+  // With `like` and `weights_from` the names of the checkpoint decide. For weights that a training
   // starts from.
   bool module_names = false;
   // A checkpoint of the run that will start, or that saved files are for. It is read with its
@@ -69,6 +93,10 @@ struct SourceOptions {
   // steps and everything else stay. Names pass through strip_prefix and add_prefix. Empty: none.
   // For reshard.
   std::filesystem::path weights_from = {};
+  // Another set of parameters. The states of what is new begin empty; `strip_prefix` and
+  // `add_prefix` are for the names of `set_change.add` too. With `like`, the groups and the order
+  // are those of `like`; else of new parameters `param_names` gives the order. For reshard.
+  SetChange set_change = {};
   // Where files beside the shards are copied, follow links that leave the checkpoint's folders.
   bool follow_links = false;
   // Accept a folder or file of weights as input too. If false, `path` must be a checkpoint.
@@ -104,6 +132,8 @@ struct SourceFacts {
   std::optional<int64_t> global_steps;
   std::string tag;
   bool from_weights = false;
+  // For weights: the `__metadata__` of all files of safetensors, of the last file for each key.
+  std::map<std::string, std::string> metadata = {};
 };
 
 // Elements [first, first + count) of `tensor`, row-major, and the memory to read them into.

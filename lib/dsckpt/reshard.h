@@ -20,6 +20,20 @@ struct ReshardOptions {
   uint32_t dp = 1;  // data-parallel ranks of the new run, of each mp rank; up to kMaxRanks
   // Expert-parallel ranks of the new run, up to kMaxRanks. Default: unchanged.
   std::optional<uint32_t> ep = {};
+  // Tensor-parallel ranks and pipeline stages of the new run, up to kMaxRanks together. Default:
+  // unchanged. Other numbers need a source that is open with SourceOptions::cut_anew.
+  std::optional<uint32_t> tp = {};
+  std::optional<uint32_t> pp = {};
+  // The layers of the new run's pipeline stages: the first of each, "0,3,5", or a method of
+  // DeepSpeed, "uniform", "parameters" or "blocks" (`type:transformer`). Empty: as the present
+  // stages tell.
+  std::string stages = {};
+  // Rows of the new run's vocabulary with its padding. Default: as the arguments that the program
+  // saved tell, else unchanged.
+  std::optional<int64_t> padded_vocab_size = {};
+  // Key-value heads of a model that AutoTP cuts, from 1. They decide how its new ranks share slices
+  // that are equal now. Default: these stay equal.
+  std::optional<int64_t> kv_heads = {};
   // ZeRO stage of the new run, 0 to 3. Default: that of `ds_config` or SourceOptions::like, else
   // unchanged.
   std::optional<int> stage = {};

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dsckpt/checkpoint.h"
@@ -23,15 +24,19 @@ struct EngineTensor {
   DType dtype = DType::float32;
   Shape shape;           // of the whole tensor
   std::string alias_of;  // of a tied parameter, the entry that it is the same tensor as; else ""
+  // How many expert-parallel ranks have other experts under its name. 0: it is no expert's.
+  uint32_t ep = 0;
 };
 
-// A running engine of DeepSpeed, and one of its ranks.
+// A running engine of DeepSpeed, on one of its mp ranks.
 struct EngineFacts {
-  uint32_t dp = 1;  // data-parallel ranks, up to kMaxRanks
-  uint32_t rank = 0;
-  int stage = 0;                   // of ZeRO
-  std::string wrapper = {};        // the class around its optimizer; "" of none
-  std::string precision = "fp32";  // or "fp16", "bf16": which of DeepSpeed's is on
+  uint32_t dp = 1;                    // data-parallel ranks, up to kMaxRanks
+  std::vector<uint32_t> stages = {};  // the first layer of each; empty: the model is no pipeline
+  uint32_t tp = 1;                    // tensor-parallel ranks
+  uint32_t mp_rank = 0;               // whose stage and slices `tensors` are of
+  int stage = 0;                      // of ZeRO
+  std::string wrapper = {};           // the class around its optimizer; "" of none
+  std::string precision = "fp32";     // or "fp16", "bf16": which of DeepSpeed's is on
   std::string ds_version = {};
   std::string ds_config = {};  // JSON, an object
   bool round_robin = false;    // stages 1 and 2: whether it has ordered the groups so
@@ -54,7 +59,6 @@ struct ResumeFile {
     DType dtype = DType::float32;
     int64_t numel = 0;
   };
-  bool optimizer = false;         // the optimizer-states file; else the model-states file
   std::string pickle;             // data.pkl of torch.save
   std::vector<Storage> storages;  // by the keys in the pickle: "0", "1", ...
 };
@@ -68,11 +72,15 @@ struct StorageRead {
   std::span<std::byte> out = {};
 };
 
-// The files that one rank loads: its model states, and from stage 1 on its optimizer states. They
-// are as plan_reshard() would have them written. Cheap to copy; any thread.
+// The files that one rank loads. Cheap to copy. Any thread; gather() does one call at a time.
+//
+// A run has model states, and from stage 1 on optimizer states, as plan_reshard() would have them
+// written. `module` of the former also has what would be written to files of layers and of single
+// experts, if the rank loads it. Weights have their state_dict.
 class DSCKPT_EXPORT ResumePlan {
  public:
   const std::vector<ResumeFile>& files() const;
+  bool is_of_weights() const;
   // Notes for the user, to be read before loading.
   const std::vector<std::string>& notes() const;
   // True if the 16-bit trained parameters in the model-states file are the rounded masters.
@@ -83,6 +91,12 @@ class DSCKPT_EXPORT ResumePlan {
   // whole; with `check`, of every record that any element lies in. Throws as Source::gather().
   void gather(std::span<const StorageRead> reads, bool check, Progress& progress) const;
 
+  // The plan for another process, and what that one makes of it. It opens only the files that it
+  // gathers from, and they have to be the same there. Not for object stores. encode() reads the
+  // tensors of one element, and throws as gather(); decode() throws CorruptError for other bytes.
+  std::string encode() const;
+  static ResumePlan decode(std::string_view bytes);
+
   // Internal to the library.
   struct Impl;
   explicit ResumePlan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
@@ -91,8 +105,21 @@ class DSCKPT_EXPORT ResumePlan {
   std::shared_ptr<const Impl> impl_;
 };
 
-// The source must be open with SourceOptions::optimizer_states. Parameters and groups are matched
-// by their names. Throws as plan_reshard().
-DSCKPT_EXPORT ResumePlan plan_resume(const Source& source, const EngineFacts& engine);
+// The plans of an engine's ranks. Cheap to copy; any thread.
+class DSCKPT_EXPORT ResumePlans {
+ public:
+  // The source must be open with SourceOptions::optimizer_states. Parameters and groups are matched
+  // by their names. Throws as plan_reshard().
+  ResumePlans(const Source& source, const EngineFacts& engine);
+  // `rank` is data-parallel. Throws as plan_reshard().
+  ResumePlan of_rank(uint32_t rank) const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<const Impl> impl_;
+};
+
+// All ranks load the same plan of weights, if SourceFacts::from_weights.
+DSCKPT_EXPORT ResumePlan plan_weights_alone(const Source& source);
 
 }  // namespace dsckpt

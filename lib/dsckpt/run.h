@@ -70,11 +70,6 @@ struct RankStats {
   std::string host = {};
   uint64_t bytes_read = 0;
   uint64_t bytes_done = 0;  // written, or read only to be checked
-  // Between this process and rank 0, counted on this side. For rank 0: with all others.
-  uint64_t messages_sent = 0;
-  uint64_t messages_received = 0;
-  uint64_t bytes_sent = 0;
-  uint64_t bytes_received = 0;
 };
 
 struct RunStats {

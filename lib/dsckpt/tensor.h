@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct SourceTensor {
   Shape shape;
   // For a tied parameter, the name of the entry that owns the tensor; else "".
   std::string alias_of;
+  // The number of steps that the optimizer has made with a parameter that has states; nothing if
+  // the files do not say.
+  std::optional<double> step = {};
 
   // "layers.0.weight", or for a state "layers.0.weight exp_avg".
   std::string label() const { return state.empty() ? name : name + " " + state; }

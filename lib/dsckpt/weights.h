@@ -49,8 +49,8 @@ struct WeightsOptions {
   std::vector<std::string> keep_fp32 = {};
   // Removed from names that begin with it: the first prefix that fits, once.
   std::vector<std::string> strip_prefix = {};
-  // A file of rules that rename the rest of the name, cut tensors and join them, with the states:
-  // lines of "REGEX => REPLACEMENT" (apps/zero_to_fp32/README.md).
+  // A file of rules that rename the rest of the name, cut tensors and join them, with the states.
+  // Its lines are "REGEX => REPLACEMENT" (apps/zero_to_fp32/README.md).
   std::filesystem::path key_map = {};
   // `by_config` means module if rules rename, or the states are written. With the hub's names,
   // rules rename those; all patterns are searched in the checkpoint's names.

@@ -15,7 +15,7 @@
 
 namespace dsckpt {
 
-// What comes along with the checkpoint's own files.
+// The files that come along with the checkpoint's own.
 struct KeptBeside {
   std::vector<Neighbour> files = {};
   // A small file of the output. Its content may depend on the files before it.
@@ -29,8 +29,9 @@ struct KeptBeside {
 void lay_out_beside(InputFiles& inputs, const KeptBeside& beside, PlanBuilder& plan);
 
 // All files of `folder`, at any depth, in the folder `name` of the output, or with "" in the output
-// itself; but for what begins with kKeepPrefix. Records of files that are archives are checked
-// while they are copied. `packs`: they are to be packed (RunOptions::pack). Throws as plan_pack().
+// itself. Names that begin with kKeepPrefix are left out. Records of files that are archives are
+// checked while they are copied. `packs`: they are to be packed (RunOptions::pack). Throws as
+// plan_pack().
 Job plan_kept(const std::filesystem::path& folder, const std::string& name,
               const KeptBeside& beside, bool packs, Progress* progress = nullptr);
 

@@ -30,15 +30,15 @@ struct FoundFile {
   std::string name;  // of the content, relative to the output
 };
 
-// torch.distributed.checkpoint's files have their archives in a row: copied as they are.
+// torch.distributed.checkpoint's files consist of archives in a row and are copied unchanged.
 bool is_of_dcp(const FoundFile& file) {
   return is_dcp_name(fs::path(file.name).filename().string());
 }
 
-// Files below a folder.
+// Finds the files below a folder.
 class Finder {
  public:
-  // `marks`: what ckpt-pack keep has put there counts as well.
+  // `marks`: also finds the files that ckpt-pack keep has added.
   Finder(std::vector<std::string>& notes, bool follow_links, bool marks)
       : notes_(notes), follow_links_(follow_links), marks_(marks) {}
 
@@ -62,7 +62,8 @@ class Finder {
   void add_folder(const fs::path& folder, const fs::path& name) {
     std::error_code failed;
     const fs::path real = fs::canonical(folder, failed);
-    // Names that links make of one folder end somewhere only if they do not lead into themselves.
+    // A folder may have several names by links, but a link to a folder above itself would never
+    // end.
     if (std::find(above_.begin(), above_.end(), real) != above_.end()) {
       return leave_out(name, "is a link to a folder that it is in");
     }
@@ -82,7 +83,7 @@ class Finder {
     if (!marks_ && path.filename().native().starts_with(kKeepPrefix)) return;
     if (!follow_links_ && leads_out(path, {&folder_, 1})) {
       throw UsageError(path.string() + ": is a link out of the folder")
-          .with_hint("--follow-links takes what it leads to");
+          .with_hint("--follow-links copies its target");
     }
     switch (fs::status(path, ignored).type()) {
       case fs::file_type::directory:
@@ -106,7 +107,7 @@ class Finder {
   bool follow_links_;
   bool marks_;
   fs::path folder_;
-  std::vector<fs::path> above_;  // the folders that are being listed, by their real names
+  std::vector<fs::path> above_;  // real names of the folders that are being listed
 };
 
 std::vector<FoundFile> find_all(const fs::path& input, bool follow_links,
@@ -164,7 +165,7 @@ class CopyReport : public JobReport {
   bool packs_;
 };
 
-// Types of the tensors in the files, and what could not be read.
+// The types of tensors in the files, and notes on unreadable ones.
 struct Types {
   std::vector<std::vector<TypedExtent>> tensors;
   std::vector<std::string> notes;
@@ -182,13 +183,13 @@ Types types_of(const InputFiles& inputs, const std::vector<FoundFile>& found,
       if (is_packable(found[i].name)) {
         types.tensors[i] = typed_extents(inputs, ids[i], &pickles);
       } else if (!is_of_dcp(found[i])) {
-        // Of a table of one: it takes time for each file that is in its table.
+        // The table has only this file: the call takes time for every file in the table.
         all_records(inputs.selected(std::span(&ids[i], 1)), {0});
       }
     } catch (const IoError&) {
       throw;
     } catch (const Error& error) {
-      // Not for the packer to judge: whatever it is, it comes back as it was.
+      // The packer does not judge the file: it is packed byte by byte.
       if (found[i].name.ends_with(".swp")) {
         types.tensors[i] = {{{ids[i], 0, inputs[ids[i]].size()}, DType::float32}};
       } else {
@@ -233,7 +234,7 @@ Job plan_copies(const fs::path& input, bool packs, ContentHash hash, bool follow
   set_plan(job, plan);
   const auto is_plain = [&](FileId id) { return (*inputs)[id].encoding() == Encoding::plain; };
   if (!packs && std::all_of(job.copied.begin(), job.copied.end(), is_plain)) {
-    job.notes.emplace_back("nothing in it is packed: its files are copied as they are");
+    job.notes.emplace_back("none of its files are packed: they are copied unchanged");
   }
   job.what = counted(found.size(), "file") + (packs ? "" : " of " + human_bytes(stored));
   job.report = std::make_shared<CopyReport>(packs);

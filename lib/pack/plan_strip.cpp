@@ -35,16 +35,16 @@ namespace {
 
 using Kinds = ShardName::Kind;
 
-// A file of torch.save of the checkpoint, and what is to become of it.
+// A file of torch.save, and the changes to it.
 struct Archive {
   const TorchArchive* archive;
   std::string path;  // in the output
   std::vector<Value> dropped = {};
-  bool marked = false;                                            // says that it was stripped
-  std::vector<std::pair<std::string, std::string>> aliases = {};  // to be added to shared_params
+  bool marked = false;                                            // as stripped
+  std::vector<std::pair<std::string, std::string>> aliases = {};  // added to shared_params
 };
 
-// What was made of it: nothing if it is copied as it is.
+// The result of stripping an archive. It is empty if the file is copied unchanged.
 struct Made {
   std::optional<TorchArchiveWriter::Written> written = {};
   std::string note = {};
@@ -53,7 +53,7 @@ struct Made {
 // A file of the checkpoint, by its path in the output folder.
 struct StrippedFile {
   std::string path;
-  uint64_t before = 0;  // bytes of the content, also where it is stored packed
+  uint64_t before = 0;  // of the content, even if it is stored packed
   uint64_t after = 0;   // 0 if it is left out
 };
 
@@ -137,7 +137,7 @@ class Stripper {
     report->files = sizes();
     set_place(*report);
     job_.what = human_bytes(report->bytes_before()) + " stripped to " +
-                (keeps_weights() ? "the weights" : "what DeepSpeed loads");
+                (keeps_weights() ? "the weights" : "the parts that DeepSpeed loads");
     job_.report = std::move(report);
     return Job(std::move(job_));
   }
@@ -216,7 +216,7 @@ class Stripper {
     }
   }
 
-  // Nothing is lost by a file that DeepSpeed loads as it is.
+  // A file that cannot be stripped is copied unchanged. DeepSpeed loads it, so nothing is lost.
   Made make(const Archive& archive) const {
     if (keeps_weights()) return {.written = stripped(archive)};
     try {
@@ -225,7 +225,7 @@ class Stripper {
       return {.note =
                   std::string(
                       error.within({.file = inputs_[archive.archive->file()].display()}).what()) +
-                  ": the file is copied as it is"};
+                  ": the file is copied unchanged"};
     }
   }
 
@@ -250,7 +250,7 @@ class Stripper {
     return copy.write(root);
   }
 
-  // Of an optimizer on NVMe: those that are opened stay.
+  // Copies the swap files of an optimizer on NVMe that the checkpoint uses.
   void lay_out_swap_files() {
     std::set<fs::path> kept;
     std::vector<Neighbour> files;
@@ -287,7 +287,7 @@ class Stripper {
     job_.notes.insert(job_.notes.end(), beside.notes.begin(), beside.notes.end());
   }
 
-  // Files of a universal checkpoint's parameters that are none of torch.save's.
+  // Adds files of a universal checkpoint's parameters that torch.save did not write.
   void add_others_below_zero(Neighbours& beside) const {
     const fs::path zero = source_.tag_folder() / "zero";
     std::error_code failed;
@@ -328,7 +328,7 @@ class Stripper {
     job_.place.is_ours = [planned = std::move(planned)](const fs::path& path) {
       return planned.contains(path.generic_string());
     };
-    job_.place.replaced = "what ckpt-pack strip wrote there before";
+    job_.place.replaced = "files that ckpt-pack strip wrote there before";
   }
 
   InputFiles& inputs_;
@@ -358,8 +358,9 @@ Job plan_strip(const Source& source, Keep keep) {
 Job plan_kept_strip(const Source& source, Keep keep, const KeptBeside& beside) {
   const Checkpoint& checkpoint = *source->checkpoint;
   if (!checkpoint.files().data.empty()) {
-    throw UnsupportedError({.file = checkpoint.tag_folder().string()},
-                           "is of torch.distributed.checkpoint, which is not stripped")
+    throw UnsupportedError(
+        {.file = checkpoint.tag_folder().string()},
+        "is from torch.distributed.checkpoint, whose checkpoints are not stripped")
         .with_hint("zero-to-fp32 writes its weights");
   }
   return Stripper(source, keep, beside).plan();

@@ -29,7 +29,8 @@ Values all_tensors_in(const Value& value) {
   return found;
 }
 
-// What the state_dict of a torch optimizer, or elastic ZeRO's list of states, keeps of parameters.
+// Returns the values for parameters in a torch optimizer's state_dict, or in elastic ZeRO's list of
+// states.
 Values in_optimizer(const Value& optimizer) {
   Values found;
   if (optimizer.is(Kind::list)) {
@@ -46,7 +47,7 @@ Values in_optimizer(const Value& optimizer) {
   return found;
 }
 
-// `optimizer` of stage 0: torch's, or a wrapper of fp16 or bf16 around it.
+// Reads `optimizer` of stage 0: torch's, or a wrapper of fp16 or bf16 around it.
 Values in_plain_optimizer(const Value& root) {
   const Value optimizer = root.find_or_none(keys::kOptimizer);
   const Value inner = optimizer.find_or_none(keys::kOptimizerStateDict);
@@ -59,10 +60,10 @@ Values in_zero_optimizer(const Value& wrapper) {
   return found;
 }
 
-// Which names of a module are trained: each alias is what its owner is.
+// Finds out which names of a module are trained. An alias is trained if its owner is.
 class TrainedNames {
  public:
-  // The model must stay.
+  // `model` must outlive this.
   explicit TrainedNames(const ModelStates& model) : model_(model) {
     for (const auto& [alias, owner] : model.shared_params) next_.emplace(alias, owner);
   }
@@ -72,7 +73,8 @@ class TrainedNames {
   }
 
  private:
-  // An owner may be an alias itself; a circle ends where it is closed.
+  // Follows aliases to the owner, which may be an alias itself. A circle ends at its first
+  // repetition.
   std::string_view owner_of(std::string_view name) {
     std::set<std::string_view> passed;
     std::string_view owner = name;
@@ -80,7 +82,7 @@ class TrainedNames {
          next = next_.find(owner)) {
       owner = next->second;
     }
-    // The next one that comes by is there at once.
+    // Later lookups of these aliases then take one step.
     for (const std::string_view alias : passed) {
       if (alias != owner) next_[alias] = owner;
     }
@@ -124,7 +126,7 @@ void TrainingValues::find_trained_layers(const std::vector<Shard>& shards) {
     names.insert(names.end(), model.buffer_names.begin(), model.buffer_names.end());
   }
   LayerFronts fronts(names);
-  // Sorted by tensor-parallel rank first.
+  // Shards are sorted by tensor-parallel rank, so that the first rank's layers are kept.
   std::map<uint32_t, const Shard*> layers;
   for (const Shard& shard : shards) {
     if (shard.name.kind == Kinds::layer) layers.emplace(shard.name.layer, &shard);
@@ -154,7 +156,7 @@ bool TrainingValues::is_trained_expert(const ShardName& file, const std::string&
   if (const auto expert = parse_expert_name(name)) {
     return trained_experts_.contains({expert->before, expert->after});
   }
-  // AutoEP: the number of the expert comes after the name that all have in common.
+  // AutoEP appends the number of the expert to a common name.
   const std::string number = "." + std::to_string(file.expert);
   return name.ends_with(number) && trained_.contains(name.substr(0, name.size() - number.size()));
 }
@@ -163,7 +165,7 @@ Values TrainingValues::in_module(const ModelStates& model) const {
   Values found;
   TrainedNames trained(model);
   for (const auto& [name, value] : model.module) {
-    // Without elements there are no bytes, and the shape tells which of them are tied.
+    // Empty tensors have no bytes to drop, and their shapes show which of them are tied.
     const bool empty = numel(model.shard().archive.info(value).shape) == 0;
     if (!empty && trained.has(name)) found.push_back(value);
   }

@@ -26,7 +26,7 @@ ordered_json json_of(const BatchSetting& setting) {
   return {{kMicroBatch, setting.micro}, {kAccumulation, setting.accumulation}};
 }
 
-// What a rank can do with `samples` of a step.
+// The ways in which a rank can process `samples` of a step.
 std::vector<BatchSetting> settings_of(int64_t samples) {
   std::vector<BatchSetting> settings;
   for (int64_t micro = 1; micro <= samples / micro; ++micro) {

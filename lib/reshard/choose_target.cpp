@@ -165,7 +165,10 @@ std::optional<Json> new_config(const Choice& choice) {
   // load_checkpoint.
   const bool leaves_nvme =
       !choice.is_other_run() && target.engine.offload_optimizer == OffloadDevice::nvme;
-  if (!new_stage && !new_ep && !options.sub_group_size && !leaves_nvme) return std::nullopt;
+  const bool new_slices = choice.source.checkpoint.regridded && target.engine.autotp_size > 0;
+  if (!new_stage && !new_ep && !options.sub_group_size && !leaves_nvme && !new_slices) {
+    return std::nullopt;
+  }
   if (new_ep) config[kExpertParallel]["autoep_size"] = target.ep;
   if (new_stage) set_zero(config, "stage", target.stage);
   if (options.sub_group_size) set_zero(config, "sub_group_size", *options.sub_group_size);
@@ -197,7 +200,8 @@ bool Choice::keeps_plain_optimizer() const {
   const bool has_old_masters = source.checkpoint.has_given_weights() &&
                                source.checkpoint.optimizer_wrapper != EngineWrapper::plain;
   return !has_old_masters && target.stage == 0 && source.checkpoint.zero_stage == 0 &&
-         !is_other_run() && !source.checkpoint.is_universal() && !source.checkpoint.from_weights();
+         !source.checkpoint.regridded && !is_other_run() && !source.checkpoint.is_universal() &&
+         !source.checkpoint.from_weights();
 }
 
 bool Choice::layout_is_in_files() const {
@@ -211,12 +215,14 @@ const std::string& Choice::config_error() const {
 }
 
 const RunGroup* Choice::own_group(const RunGroup& group) const {
-  const std::set<std::string_view> members(group.params.begin(), group.params.end());
+  const ExpertNames experts(source.params.all(), source.folder);
+  const auto members_of = [&](const RunGroup& each) {
+    const std::vector<std::string_view> names = experts.members_of(each);
+    return std::set<std::string_view>(names.begin(), names.end());
+  };
+  const std::set<std::string_view> members = members_of(group);
   for (const RunGroup& own : source.groups) {
-    if (own.settings.known && own.params.size() == group.params.size() &&
-        std::set<std::string_view>(own.params.begin(), own.params.end()) == members) {
-      return &own;
-    }
+    if (own.settings.known && members_of(own) == members) return &own;
   }
   return nullptr;
 }

@@ -9,9 +9,11 @@
 #include <utility>
 
 #include "base/text.h"
+#include "checkpoint/given_values.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
+#include "format/archive_copy.h"
 #include "format/checked_records.h"
 #include "reshard/run_facts.h"
 
@@ -39,7 +41,7 @@ std::optional<std::pair<std::string, std::string>> tied_part(const std::string& 
                    name.substr(dot + 1));
 }
 
-// Whether a layer's file may be that of the tied layer `key`, of which the world has `parts`.
+// True if a layer's file may be that of the tied layer `key`, of which the world has `parts`.
 bool holds(const TorchArchive& archive, const Checkpoint& world, const std::string& key,
            const std::set<std::string>& parts) {
   const Value root = archive.root();
@@ -64,10 +66,14 @@ std::vector<std::string> names_of(const Checkpoint& world) {
 }  // namespace
 
 RankFreeFiles::RankFreeFiles(InputFiles& inputs, const Checkpoint& source)
-    : inputs_(inputs), mesh_(source.facts().mesh), folder_(source.tag_folder().string()) {
-  const TagFolder& folder = source.folder();
+    : inputs_(inputs),
+      source_(source),
+      mesh_(source.facts().mesh),
+      folder_(source.run().tag_folder().string()) {
+  const Checkpoint& run = source.run();
+  const TagFolder& folder = run.folder();
   std::map<std::filesystem::path, const TorchArchive*> read;
-  for (const CheckpointFile& file : source.files().modules) read.emplace(file.path, file.archive);
+  for (const CheckpointFile& file : run.files().modules) read.emplace(file.path, file.archive);
   std::vector<ShardFile> unread;
   for (const Kinds kind : {Kinds::layer, Kinds::expert}) {
     for (const ShardFile& file : folder.of_kind(kind)) {
@@ -87,6 +93,9 @@ RankFreeFiles::RankFreeFiles(InputFiles& inputs, const Checkpoint& source)
     Layers& layers = layers_[file.name.mp_rank];
     if (file.name.kind == Kinds::layer) layers.numbers.insert(file.name.layer);
     if (file.name.kind == Kinds::expert) layers.experts[file.name.layer].insert(file.name.expert);
+  }
+  for (const RegridLayer& layer : layers_with_files(run)) {
+    layer_names_[layer.index].insert(layer.names.begin(), layer.names.end());
   }
 }
 
@@ -153,9 +162,83 @@ void RankFreeFiles::check(const Checkpoint& world, uint32_t mp_rank) const {
                                                  " missing:" + listed(missing.names));
 }
 
+void RankFreeFiles::take_values(const Checkpoint& world, const ReshardTarget& target) {
+  const CheckpointFacts& facts = world.facts();
+  param_dtype_ = target.param_dtype;
+  if (!param_dtype_ && !facts.has_given_weights() && !facts.from_weights()) return;
+  KeyedMap<std::string, TensorSource>& values = values_[target.mp_rank % mesh_.tp];
+  for (const Param& param : world.params()) {
+    if (is_trained(param)) values.emplace(param.name, param.weight);
+  }
+}
+
+std::string RankFreeFiles::name_of(const File& file, const std::string& key) const {
+  if (file.name.kind != Kinds::layer) return key;
+  const auto layer = layer_names_.find(file.name.layer);
+  if (layer == layer_names_.end()) return key;
+  const auto name = layer->second.find(key);
+  return name == layer->second.end() ? key : name->second;
+}
+
+std::optional<TensorSource> RankFreeFiles::new_value(const File& file, const std::string& key,
+                                                     const TensorSource& saved) const {
+  const std::string name = name_of(file, key);
+  const uint32_t tp_rank = file.name.mp_rank % mesh_.tp;
+  const auto& values = values_.at(tp_rank);
+  const DType dtype = param_dtype_.value_or(saved.dtype());
+  if (const auto found = values.find(name); found != values.end()) return found->second.to(dtype);
+  // AutoEP's, of which the model has one tensor of all experts: "...w1.3".
+  const std::string number = "." + std::to_string(file.name.expert);
+  if (file.name.kind == Kinds::expert && name.ends_with(number)) {
+    const auto all = values.find(name.substr(0, name.size() - number.size()));
+    if (all != values.end()) {
+      return all->second.narrow(0, file.name.expert, 1).view(saved.shape()).to(dtype);
+    }
+  }
+  const Param* param = source_.find(name);
+  if (param == nullptr) {
+    throw UnsupportedError({.file = file.path.string(), .tensor = key},
+                           "is no parameter or buffer of the model, and would have to get another "
+                           "value or type");
+  }
+  std::vector<Param> mine{{.name = name, .kind = param->kind, .weight = saved}};
+  give_values(mine, source_, tp_rank);
+  if (param->kind == ParamKind::frozen) return mine.front().weight.to(dtype);
+  return mine.front().given ? std::optional(mine.front().weight.to(saved.dtype())) : std::nullopt;
+}
+
+TorchArchiveWriter::Written RankFreeFiles::rewritten(const File& file) const {
+  ArchiveCopy copy(*file.archive);
+  return copy.write(
+      copy.dict_of(file.archive->root(), [&](std::string_view key, const Value& saved) {
+        if (!TorchArchive::is_tensor(saved)) return std::optional(copy.of(saved));
+        const auto value = new_value(file, std::string(key), file.archive->tensor(saved));
+        return std::optional(value ? copy.writer().tensor(*value) : copy.of(saved));
+      }));
+}
+
+KeyedMap<std::string, TensorSource> RankFreeFiles::tensors(uint32_t tp_rank) const {
+  KeyedMap<std::string, TensorSource> all;
+  for (const File& file : files_) {
+    if (file.name.mp_rank % mesh_.tp != tp_rank) continue;
+    for (const auto& [key, value] : file.archive->root().as_dict().items) {
+      if (!key.is(Kind::string) || !TorchArchive::is_tensor(value)) continue;
+      const std::string name(key.as_string());
+      const TensorSource saved = file.archive->tensor(value);
+      const auto changed = values_.empty() ? std::nullopt : new_value(file, name, saved);
+      all.emplace(name_of(file, name), changed.value_or(saved));
+    }
+  }
+  return all;
+}
+
 void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const {
   for (const File& file : files_) {
     const std::string path = folder + "/" + file.path.filename().string();
+    if (!values_.empty()) {
+      TorchArchiveWriter::lay_out(rewritten(file), plan, path);
+      continue;
+    }
     const uint64_t size = inputs_[file.archive->file()].size();
     put_file(plan, plan.add_output(path, size), *file.archive, size);
   }

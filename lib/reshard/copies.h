@@ -1,25 +1,37 @@
 // Files of a model-parallel checkpoint that do not depend on the number of ranks: a pipeline's
-// layers and single experts. Resharding copies them byte for byte.
+// layers and single experts. Resharding copies them byte for byte, unless their values change.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/experts.h"
+#include "checkpoint/regrid.h"
 #include "checkpoint/shard.h"
+#include "format/torch_archive.h"
 #include "plan/copy_plan.h"
+#include "reshard/target.h"
 
 namespace dsckpt {
 
 class RankFreeFiles {
  public:
-  // Those in the folder of `source`, a checkpoint of several worlds, which has to outlive them; the
-  // ones that it did not read are opened. Throws as open_shards().
+  struct File {
+    ShardName name;
+    std::filesystem::path path;
+    const TorchArchive* archive;
+  };
+
+  // Those in the folder of source.run(), a checkpoint of several worlds; the ones that it did not
+  // read are opened. The values are those of `source`, which has to outlive this. Throws as
+  // open_shards().
   RankFreeFiles(InputFiles& inputs, const Checkpoint& source);
 
   // Throws InconsistentError that lists the files that `world`, of mp rank `mp_rank`, needs and the
@@ -29,15 +41,22 @@ class RankFreeFiles {
   // contents.
   void check(const Checkpoint& world, uint32_t mp_rank) const;
 
-  // Adds each to `plan` as FOLDER/NAME.
+  // The files get the values of `world` of the new run, and the type of `target`, if the ones in
+  // them are others. A tensor of several worlds gets the first one's.
+  void take_values(const Checkpoint& world, const ReshardTarget& target);
+
+  // The tensors of all files of tensor-parallel rank `tp_rank` as they would be written, by their
+  // names in the model. Throws as lay_out().
+  KeyedMap<std::string, TensorSource> tensors(uint32_t tp_rank) const;
+
+  // Adds each to `plan` as FOLDER/NAME. Throws UnsupportedError for a tensor that gets another
+  // value or type and is none of the model's.
   void lay_out(PlanBuilder& plan, const std::string& folder) const;
 
+  // Layers first, then experts.
+  const std::vector<File>& files() const { return files_; }
+
  private:
-  struct File {
-    ShardName name;
-    std::filesystem::path path;
-    const TorchArchive* archive;
-  };
   // The layers that have files.
   struct Layers {
     std::set<uint32_t> numbers;
@@ -47,13 +66,24 @@ class RankFreeFiles {
   void find_missing_layers(const Checkpoint& world, uint32_t tp_rank, MissingFiles& missing) const;
   void find_missing_experts(const Checkpoint& world, uint32_t mp_rank, MissingFiles& missing) const;
   const Layers& layers_of(uint32_t mp_rank) const;
+  TorchArchiveWriter::Written rewritten(const File& file) const;
+  // The new value of what `file` has under `key`; nullopt: as it is.
+  std::optional<TensorSource> new_value(const File& file, const std::string& key,
+                                        const TensorSource& saved) const;
+  std::string name_of(const File& file, const std::string& key) const;
 
   const InputFiles& inputs_;
+  const Checkpoint& source_;
   Mesh mesh_;
   std::string folder_;
   std::vector<Shard> opened_;
   std::vector<File> files_;
   std::map<uint32_t, Layers> layers_;  // by mp rank
+  // The names of a layer's tensors in the model, by those in its file.
+  std::map<uint32_t, KeyedMap<std::string, std::string>> layer_names_;
+  // Weights by tensor-parallel rank; none if the files are copied.
+  std::map<uint32_t, KeyedMap<std::string, TensorSource>> values_;
+  std::optional<DType> param_dtype_;  // ReshardTarget::param_dtype
 };
 
 }  // namespace dsckpt

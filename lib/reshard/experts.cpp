@@ -66,6 +66,19 @@ const Param& ExpertNames::global(const std::string& local, uint32_t ep_rank, uin
   return *param;
 }
 
+std::vector<std::string_view> ExpertNames::members_of(const RunGroup& group) const {
+  if (!group.has_experts()) return {group.params.begin(), group.params.end()};
+  std::vector<std::string_view> members;
+  KeyedSet<std::string_view> seen;
+  for (const std::string& name : group.params) {
+    for (uint32_t rank = 0; rank < group.ep_size; ++rank) {
+      const std::string& whole = global(name, rank, group.ep_size).name;
+      if (seen.insert(whole).second) members.push_back(whole);
+    }
+  }
+  return members;
+}
+
 Param ExpertNames::local(const std::string& local, uint32_t ep_rank, uint32_t ep) const {
   Param param = global(local, ep_rank, ep);
   param.name = local;
@@ -159,7 +172,7 @@ void ExpertNames::regroup(std::vector<RunGroup>& groups, uint32_t ep) const {
     std::vector<std::string> names;
     std::vector<std::vector<std::string>> parts;
     for (; i < groups.size() && groups[i].has_experts() && groups[i].ep_size == ep_size; ++i) {
-      // What would have gone into the one before is a group of the program's own.
+      // Parameters that would have gone into the one before are a group of the program's own.
       if (i > begin &&
           numel_of({groups[i].params.front()}, ep_size) + numel_of(parts.back(), ep_size) <=
               kMaxGroupSize) {

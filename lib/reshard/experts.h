@@ -46,6 +46,8 @@ class ExpertNames {
   Param local(const std::string& local, uint32_t ep_rank, uint32_t ep) const;
   // The parameter of the checkpoint that it is, or is a part of.
   const Param& global(const std::string& local, uint32_t ep_rank, uint32_t ep) const;
+  // The names in the checkpoint of a group's parameters, each once. Borrows both.
+  std::vector<std::string_view> members_of(const RunGroup& group) const;
 
   // The expert groups in `groups` as an engine of `ep` expert-parallel ranks makes them, experts by
   // their names on their own rank. Throws as local(), and for groups that are not in the order of

@@ -15,7 +15,7 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
-// Of these each rank has its own, or rank 0 alone.
+// Each rank has its own of these, or rank 0 alone has one.
 constexpr std::array kOfRanks{keys::kModule,
                               keys::kSharedParams,
                               keys::kFrozenParamFragments,
@@ -30,7 +30,7 @@ std::string quoted_list(const std::vector<std::string>& names) {
   return text;
 }
 
-// Whether `differs` is true of any file but the first.
+// True if `differs` is true of any file but the first.
 template <typename F>
 bool any_other(const std::vector<CheckpointFile>& files, F&& differs) {
   return std::any_of(files.begin() + 1, files.end(), differs);
@@ -113,7 +113,7 @@ std::vector<std::string> start_notes(const ShardSource& from) {
     left_out.emplace_back(key.as_string());
   }
   if (!left_out.empty()) {
-    notes.push_back("what the program saved is left out: " + quoted_list(left_out));
+    notes.push_back("data that the program saved is left out: " + quoted_list(left_out));
   }
   return notes;
 }

@@ -38,12 +38,16 @@ ShardName optim_file_name(const ReshardTarget& target, uint32_t rank) {
           .bf16 = target.precision == Precision::bf16};
 }
 
+Written write_whole_model_file(const ShardSource& from, uint32_t rank) {
+  return write_model_file(from, rank);
+}
+
 Written write_optim_file(const ShardSource& from, uint32_t rank) {
   ArchiveCopy copy(*from.wrapper.archive);
   return copy.write(dict_of({from, copy, rank}, optim_file_keys()));
 }
 
-// Adds the files of all ranks to the plan in their order, made several at a time; if several cannot
+// Adds the files of all ranks to the plan in their order, made several at a time. If several cannot
 // be made, the error is that of the first.
 void lay_out_files(PlanBuilder& plan, const ShardSource& from, const std::string& folder,
                    const FileKind& kind) {
@@ -92,7 +96,7 @@ std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& 
                                            std::vector<std::string>& notes) {
   const ShardSource from(source, target);
   lay_out_files(plan, from, folder,
-                {target.stage == 3 ? target.dp : 1, model_file_name, write_model_file});
+                {target.stage == 3 ? target.dp : 1, model_file_name, write_whole_model_file});
   lay_out_files(plan, from, folder,
                 {target.stage == 0 ? 0 : target.dp, optim_file_name, write_optim_file});
   for (std::string& note : file_notes(from)) notes.push_back(std::move(note));
@@ -103,16 +107,23 @@ std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& 
   return groups;
 }
 
-RankFiles files_of_rank(const Checkpoint& source, const ReshardTarget& target, uint32_t rank,
-                        std::vector<std::string>& notes) {
-  const ShardSource from(source, target);
+FilesOfRanks::FilesOfRanks(const Checkpoint& source, const ReshardTarget& target)
+    : from_(std::make_unique<const ShardSource>(source, target)) {}
+
+FilesOfRanks::~FilesOfRanks() = default;
+
+RankFiles FilesOfRanks::of(uint32_t rank, std::span<const ModuleEntry> more) const {
+  const int stage = from_->target.stage;
   // Below stage 3 all ranks read that of the first.
-  RankFiles files{.model = write_model_file(from, target.stage == 3 ? rank : 0),
+  RankFiles files{.model = write_model_file(*from_, stage == 3 ? rank : 0, more),
                   .optimizer = {},
-                  .weights_are_masters = !from.offer.module_as_it_is};
-  if (target.stage != 0) files.optimizer = write_optim_file(from, rank);
-  for (std::string& note : file_notes(from)) notes.push_back(std::move(note));
+                  .weights_are_masters = !from_->offer.module_as_it_is};
+  if (stage != 0) files.optimizer = write_optim_file(*from_, rank);
   return files;
+}
+
+std::vector<std::string> FilesOfRanks::notes() const {
+  return file_notes(*from_);
 }
 
 }  // namespace dsckpt

@@ -3,16 +3,21 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "format/torch_archive.h"
 #include "plan/copy_plan.h"
+#include "reshard/module_entry.h"
 #include "reshard/target.h"
 
 namespace dsckpt {
+
+struct ShardSource;
 
 // How a parameter group is cut. Counts are elements of one rank, 0 at stage 0.
 struct ReshardedGroup {
@@ -41,8 +46,21 @@ struct RankFiles {
   bool weights_are_masters = false;
 };
 
-// Those of data-parallel rank `rank`. Otherwise as lay_out_shards().
-RankFiles files_of_rank(const Checkpoint& source, const ReshardTarget& target, uint32_t rank,
-                        std::vector<std::string>& notes);
+// Makes these for each rank of a target. Any thread.
+class FilesOfRanks {
+ public:
+  // Otherwise as lay_out_shards(). Both must outlive it.
+  FilesOfRanks(const Checkpoint& source, const ReshardTarget& target);
+  ~FilesOfRanks();
+  FilesOfRanks(const FilesOfRanks&) = delete;
+  FilesOfRanks& operator=(const FilesOfRanks&) = delete;
+
+  // Those of a data-parallel rank, with further entries of `module`.
+  RankFiles of(uint32_t rank, std::span<const ModuleEntry> more) const;
+  std::vector<std::string> notes() const;
+
+ private:
+  std::unique_ptr<const ShardSource> from_;
+};
 
 }  // namespace dsckpt

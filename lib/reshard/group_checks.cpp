@@ -12,13 +12,15 @@
 namespace dsckpt {
 namespace {
 
-// What of `a` is other in `b`.
+// The members of `a` that differ in `b`.
 std::optional<Found> difference(const RunFacts& a, const RunFacts& b) {
   for (const Param& param : a.params.all()) {
     const Param* other = b.params.find(param.name);
     const auto found = [&](const std::string& text) {
       return Found{.tensor = param.name, .text = text, .folder = b.folder};
     };
+    // The files of layers have the rest, which a rank's world may lack.
+    if (other == nullptr && a.is_pipeline && !is_trained(param)) continue;
     if (other == nullptr) return found("is not there, but is in " + a.folder);
     if (!is_trained(param)) continue;
     // A plain optimizer lists frozen parameters, too, and has no states of them.
@@ -31,20 +33,6 @@ std::optional<Found> difference(const RunFacts& a, const RunFacts& b) {
     }
   }
   return std::nullopt;
-}
-
-// By their names in the checkpoint.
-std::vector<std::string_view> members_of(const RunGroup& group, const ExpertNames& experts) {
-  if (!group.has_experts()) return {group.params.begin(), group.params.end()};
-  std::vector<std::string_view> members;
-  KeyedSet<std::string_view> seen;
-  for (const std::string& name : group.params) {
-    for (uint32_t rank = 0; rank < group.ep_size; ++rank) {
-      const std::string& global = experts.global(name, rank, group.ep_size).name;
-      if (seen.insert(global).second) members.push_back(global);
-    }
-  }
-  return members;
 }
 
 }  // namespace
@@ -61,7 +49,7 @@ std::optional<Found> wrong_member(const Choice& choice) {
   const ExpertNames experts(params.all(), choice.source.folder);
   KeyedSet<std::string_view> members;
   for (const RunGroup& group : choice.target.groups) {
-    for (const std::string_view name : members_of(group, experts)) {
+    for (const std::string_view name : experts.members_of(group)) {
       const Param* param = params.find(name);
       if (param == nullptr || !is_trained(*param)) {
         return Found{.tensor = std::string(name),
@@ -89,7 +77,8 @@ std::optional<Found> stateless_member(const Choice& choice) {
   if (std::none_of(params.all().begin(), params.all().end(), has_states)) return std::nullopt;
   for (const RunGroup& group : choice.target.groups) {
     for (const std::string& name : group.params) {
-      if (!has_states(*params.find(name))) return Found{.tensor = name};
+      const Param& param = *params.find(name);
+      if (!param.fresh && !has_states(param)) return Found{.tensor = name};
     }
   }
   return std::nullopt;
@@ -167,6 +156,8 @@ std::optional<Found> other_sub_groups(const Choice& choice) {
   if (choice.options.sub_group_size || choice.options.ds_config) return std::nullopt;
   if (choice.target.stage != 3 || known.zero_stage != 3 || known.is_universal())
     return std::nullopt;
+  // The files have those of other slices, and their own world was looked at before.
+  if (known.regridded) return std::nullopt;
   return reference.renamed_from == nullptr
              ? other_sub_groups_than(reference, choice)
              : other_sub_groups_than(run_facts(*reference.renamed_from), choice);

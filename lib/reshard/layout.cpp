@@ -88,10 +88,21 @@ TensorSource ReshardLayout::of_run(const Run& run, uint32_t rank, const TensorOf
   return pieces.take(tensor_of(*params.front()).dtype());
 }
 
+const Param* ReshardLayout::stepped(const Run& run, uint32_t rank) const {
+  const auto params = params_of(run, rank);
+  const auto found =
+      std::find_if(params.begin(), params.end(), [](const Param* param) { return !param->fresh; });
+  return found == params.end() ? nullptr : *found;
+}
+
 TensorSource ReshardLayout::state_of(const Run& run, uint32_t rank, size_t i) const {
-  const auto tensor_of = [i](const Param& param) { return param.states[i].value; };
+  const ParamState& known = stepped(run, rank)->states[i];
+  const auto tensor_of = [&](const Param& param) {
+    return param.fresh ? TensorSource::zeros(known.value.dtype(), param.weight.shape())
+                       : param.states[i].value;
+  };
   const Group& group = groups_[run.group];
-  const bool muon = params_of(run, rank).front()->states[i].key == keys::kMomentumBuffer &&
+  const bool muon = known.key == keys::kMomentumBuffer &&
                     group.settings.value.find_or_none(keys::kUseMuon).is_true();
   if (target_.is_zero12() && muon) return whole_momenta(group, rank, tensor_of);
   // Elastic files cut the padding off.

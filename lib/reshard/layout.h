@@ -95,9 +95,13 @@ class ReshardLayout {
   TensorSource partition(const Group& group, uint32_t rank, bool padded,
                          const TensorOf& tensor_of) const;
 
+  // The first parameter of `run` that the optimizer has had so far, else nullptr: the states and
+  // steps of the others are like its own.
+  const Param* stepped(const Run& run, uint32_t rank) const;
   // The part of the tensor made of `run` that rank `rank` has.
   TensorSource of_run(const Run& run, uint32_t rank, const TensorOf& tensor_of) const;
   // The same of state number `i` of its parameters, in the form in which the optimizer keeps it.
+  // One of them is stepped().
   TensorSource state_of(const Run& run, uint32_t rank, size_t i) const;
   // Stage 3. Part `rank` of a tensor's elements that `ranks` ranks share, filled up with zeros.
   static TensorSource piece(const TensorSource& tensor, uint32_t rank, uint32_t ranks);

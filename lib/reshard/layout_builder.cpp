@@ -24,7 +24,7 @@ LayoutSource::LayoutSource(const Checkpoint& checkpoint)
   leaves_out_frozen = checkpoint.facts().zero_stage >= 2 &&
                       root.find_or_none(keys::kFrozenParamShapes).is_none() &&
                       root.find(keys::kFrozenParamShapes);
-  // What has other names is not in the files by these.
+  // Parameters with other names are not in the files by these.
   if (checkpoint.renamed_from() != nullptr) return;
   module = root.find_or_none(keys::kModule);
   frozen_param_shapes = root.find_or_none(keys::kFrozenParamShapes);
@@ -119,8 +119,8 @@ class ReshardLayout::Builder {
     return sub_group_ends(numels_of(params), group.mesh.edp(), target_.sub_group_size);
   }
 
-  // What the optimizer has not, or has and does not train any more; frozen_param_shapes lists the
-  // latter.
+  // The parameters that the optimizer lacks, or has and does not train any more;
+  // frozen_param_shapes lists the latter.
   void find_frozen() {
     if (source_.leaves_out_frozen) return;
     KeyedSet<std::string_view> names;
@@ -202,13 +202,13 @@ class ReshardLayout::Builder {
     }
   }
 
-  // What one tensor of the optimizer is made of has to have the same states, and what the optimizer
-  // keeps once for it has to be the same.
+  // The sources of one tensor of the optimizer must have the same states. Values that the optimizer
+  // keeps once for it must be the same, too.
   void check_run(const Run& run) const {
-    const Group& group = layout_.groups_[run.group];
-    for (const Params& part : group.parts) {
+    const Param* first = layout_.stepped(run, 0);
+    for (const Params& part : layout_.groups_[run.group].parts) {
       for (size_t i = run.begin; i < run.end; ++i) {
-        check_same_states(*part[i], *group.params()[run.begin]);
+        if (!part[i]->fresh) check_same_states(*part[i], *first);
       }
     }
   }

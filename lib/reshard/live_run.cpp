@@ -4,12 +4,15 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "base/json.h"
 #include "base/text.h"
+#include "checkpoint/experts.h"
 #include "dsckpt/error.h"
 #include "pickle/pickle.h"
+#include "reshard/live_entries.h"
 
 namespace dsckpt {
 using pickle::Document;
@@ -49,6 +52,7 @@ LiveRun::LiveRun(const EngineFacts& engine, const Checkpoint& source, const Inpu
   known.parameter_alignment = engine.parameter_alignment;
   facts_.precision = precision_called(engine.precision);
   facts_.has_optimizer = true;
+  facts_.is_pipeline = !engine.stages.empty();
   match_owners(engine, source);
   add_params(engine, source);
   add_groups(engine, inputs);
@@ -65,7 +69,7 @@ void LiveRun::match_owners(const EngineFacts& engine, const Checkpoint& source) 
     if (tensor.alias_of.empty()) continue;
     const Param* alias = source.find(tensor.name);
     const Param* owner = source.find(tensor.alias_of);
-    // Of its two names, the source has the other one in its optimizer.
+    // The tensor has two names; the source has the other one in its optimizer.
     if (alias == nullptr || !alias->alias_of.empty()) continue;
     if (owner == nullptr || owner->alias_of == tensor.name) {
       owners_.emplace(tensor.alias_of, tensor.name);
@@ -74,6 +78,7 @@ void LiveRun::match_owners(const EngineFacts& engine, const Checkpoint& source) 
 }
 
 void LiveRun::add_params(const EngineFacts& engine, const Checkpoint& source) {
+  const LocalExperts experts(engine);
   KeyedSet<std::string> names;
   const auto add = [&](Param param) {
     if (names.insert(param.name).second) params_.push_back(std::move(param));
@@ -81,6 +86,10 @@ void LiveRun::add_params(const EngineFacts& engine, const Checkpoint& source) {
   for (const EngineTensor& tensor : engine.tensors) {
     if (!engine.strict && tensor.kind != ParamKind::trainable && !source.find(tensor.name))
       continue;
+    if (tensor.ep > 0) {
+      add_expert(tensor, experts.count(tensor.name));
+      continue;
+    }
     const std::string& own = tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
     const std::string& owner = owner_of(own);
     add({.name = tensor.name,
@@ -99,6 +108,23 @@ void LiveRun::add_params(const EngineFacts& engine, const Checkpoint& source) {
   facts_.params = ParamIndex(params_);
 }
 
+void LiveRun::add_expert(const EngineTensor& tensor, int64_t of_rank) {
+  const auto add = [&](const std::string& name, const Shape& shape) -> Param& {
+    return params_.emplace_back(Param{
+        .name = name, .kind = tensor.kind, .weight = TensorSource::zeros(tensor.dtype, shape)});
+  };
+  if (const auto expert = parse_expert_name(tensor.name); expert && of_rank > 0) {
+    for (uint32_t rank = 0; rank < tensor.ep; ++rank) {
+      add(expert->with(rank * of_rank + expert->number), tensor.shape);
+    }
+    return;
+  }
+  Shape shape = tensor.shape;
+  if (shape.empty()) throw UsageError(tensor.name + " has no dimension of experts");
+  shape.front() *= tensor.ep;
+  add(tensor.name, shape).form.ep_num_experts = shape.front();
+}
+
 void LiveRun::add_groups(const EngineFacts& engine, const InputFiles& inputs) {
   Document document = Document::parse(std::as_bytes(std::span(engine.settings)));
   settings_.emplace(
@@ -108,9 +134,18 @@ void LiveRun::add_groups(const EngineFacts& engine, const InputFiles& inputs) {
     throw UsageError("hyper-parameters of " + counted(settings.size(), "group") + ", not " +
                      std::to_string(engine.groups.size()));
   }
+  KeyedMap<std::string_view, uint32_t> ep_sizes;
+  for (const EngineTensor& tensor : engine.tensors) {
+    if (tensor.ep > 0) ep_sizes.emplace(tensor.name, tensor.ep);
+  }
   for (size_t g = 0; g < engine.groups.size(); ++g) {
     RunGroup group{.params = {}, .settings = group_settings({&*settings_, settings[g]})};
-    for (const std::string& name : engine.groups[g]) group.params.push_back(owner_of(name));
+    for (const std::string& name : engine.groups[g]) {
+      group.params.push_back(owner_of(name));
+      if (const auto found = ep_sizes.find(name); found != ep_sizes.end()) {
+        group.ep_size = found->second;
+      }
+    }
     facts_.groups.push_back(std::move(group));
   }
 }

@@ -29,6 +29,7 @@ class LiveRun {
  private:
   void match_owners(const EngineFacts& engine, const Checkpoint& source);
   void add_params(const EngineFacts& engine, const Checkpoint& source);
+  void add_expert(const EngineTensor& tensor, int64_t of_rank);
   void add_groups(const EngineFacts& engine, const InputFiles& inputs);
   void add_config(const EngineFacts& engine);
   const std::string& owner_of(const std::string& name) const;

@@ -8,6 +8,7 @@
 #include "deepspeed/keys.h"
 #include "pickle/python_objects.h"
 #include "reshard/autoep_layers.h"
+#include "reshard/grid_values.h"
 #include "reshard/model_values.h"
 #include "reshard/state_dict_keys.h"
 
@@ -49,7 +50,9 @@ Value autoep_layers(ModelFile& file, const Value& saved) {
 
 // It repeats where the experts are.
 Value universal_info(ModelFile& file, const Value& saved) {
-  if (!saved.is_mapping() || !saved.find(keys::kAutoEpLayers)) return file.copy.of(saved);
+  if (!saved.is_mapping() || !saved.find(keys::kAutoEpLayers)) {
+    return grid_universal_info(file, saved);
+  }
   return file.copy.dict_of(saved, [&](std::string_view key, const Value& value) {
     return std::optional(key == keys::kAutoEpLayers ? autoep_layers(file, value)
                                                     : file.copy.of(value));
@@ -63,7 +66,7 @@ struct ModelKey {
   Release since = {};  // the first release that has it
 };
 
-// What is made anew.
+// The members that are made anew.
 constexpr std::array kMade{
     ModelKey{keys::kModule, false, module_value},
     ModelKey{keys::kBufferNames, false, names_of_buffers},
@@ -78,6 +81,9 @@ constexpr std::array kMade{
     ModelKey{keys::kAutoEpLayers, false, autoep_layers},
     ModelKey{keys::kAutoEpLayersLegacy, false, autoep_layers},
     ModelKey{keys::kUniversalCheckpointInfo, false, universal_info},
+    ModelKey{keys::kMpWorldSize, false, mp_world_size},
+    ModelKey{keys::kCheckpointParallelDimensions, false, parallel_dimensions},
+    ModelKey{keys::kArguments, false, grid_arguments},
 };
 
 Value zero(ModelFile&, const Value&) {
@@ -96,8 +102,8 @@ Value new_lr_scheduler(ModelFile& file, const Value& saved) {
   return saved.is_none() ? Value() : first_lr_scheduler(file.document());
 }
 
-// What else a run from weights begins with: what its model is, not how far another run of it came.
-// The rest is of DeepSpeed's schedules and of the training program.
+// The rest that a run from weights begins with: facts of its model, not of the progress of another
+// run of it. The rest is of DeepSpeed's schedules and of the training program.
 constexpr std::array kAtStart{
     ModelKey{keys::kGlobalSteps, false, zero},
     ModelKey{keys::kSkippedSteps, false, zero},
@@ -149,10 +155,11 @@ const CheckpointFile& model_file_for(const ShardSource& from, uint32_t rank) {
   return files[from.target.stage == 3 && rank < files.size() ? rank : 0];
 }
 
-TorchArchiveWriter::Written write_model_file(const ShardSource& from, uint32_t rank) {
+TorchArchiveWriter::Written write_model_file(const ShardSource& from, uint32_t rank,
+                                             std::span<const ModuleEntry> more) {
   const TorchArchive& archive = *model_file_for(from, rank).archive;
   ArchiveCopy copy(archive);
-  ModelFile file{{from, copy, rank}};
+  ModelFile file{{from, copy, rank}, more};
   const Value root = archive.root();
   const Value dict = copy.dict_of(
       root, [&](std::string_view key, const Value& saved) { return value_of(file, key, saved); });

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "format/torch_archive.h"
+#include "reshard/module_entry.h"
 #include "reshard/rank_file.h"
 
 namespace dsckpt {
@@ -16,7 +18,9 @@ const CheckpointFile& model_file_for(const ShardSource& from, uint32_t rank);
 // Its keys are those of that file, in their order. Values of the ranks or of the layout are made
 // anew, all others copied. A run from weights leaves out values that are not of its model. Keys
 // that old releases did not write come at the end.
-TorchArchiveWriter::Written write_model_file(const ShardSource& from, uint32_t rank);
+// `more` are further entries of `module`.
+TorchArchiveWriter::Written write_model_file(const ShardSource& from, uint32_t rank,
+                                             std::span<const ModuleEntry> more = {});
 
 // True if a run from weights gets a value of the key.
 bool is_written_at_start(std::string_view key);

@@ -21,6 +21,12 @@ const Param& owner_of(const RankFile& file, const Param& param) {
   return param.alias_of.empty() ? param : *file.from.checkpoint.find(param.alias_of);
 }
 
+// The type of a parameter in the file's `module`, where it has `value`: None of a new one.
+DType saved_type(const ModelFile& file, const Value& value) {
+  if (value.is_none()) return file.target().saved_param_dtype;
+  return is_meta_tensor(value) ? meta_tensor(value).dtype : file.copy.from().info(value).dtype;
+}
+
 // The entry of a parameter in `module`, where the file has `value`, in the target's form.
 Value param_entry(ModelFile& file, const Param& param, const Value& value) {
   TorchArchiveWriter& writer = file.copy.writer();
@@ -29,9 +35,7 @@ Value param_entry(ModelFile& file, const Param& param, const Value& value) {
     return file.from.offer.starts || param.given ? writer.tensor(param.weight)
                                                  : file.copy.of(value);
   }
-  const bool meta = is_meta_tensor(value);
-  const DType saved = meta ? meta_tensor(value).dtype : file.copy.from().info(value).dtype;
-  const DType dtype = file.target().param_dtype.value_or(saved);
+  const DType dtype = file.target().param_dtype.value_or(saved_type(file, value));
   if (file.target().stage == 3) {
     const int64_t elements = is_before(file.target().release, kEmptyPlaceholders) ? 1 : 0;
     return writer.tensor(TensorSource::zeros(dtype, {elements}));
@@ -41,7 +45,7 @@ Value param_entry(ModelFile& file, const Param& param, const Value& value) {
   return writer.tensor(found->second, owner.weight.shape());
 }
 
-// Of what is no tensor a copy.
+// A copy of each value that is no tensor.
 Value module_entry(ModelFile& file, const std::string& name, const Value& value) {
   if (!is_meta_tensor(value) && !TorchArchive::is_tensor(value)) return file.copy.of(value);
   const Param* param = file.from.checkpoint.find(name);
@@ -104,22 +108,34 @@ Value module_dict(ModelFile& file, const Value& saved, const ModuleEntries& entr
   return dict;
 }
 
-}  // namespace
-
-Value module_value(ModelFile& file, const Value& saved) {
+Value own_module(ModelFile& file, const Value& saved) {
   if (file.from.checkpoint.renamed_from() != nullptr && saved.is_mapping()) {
     return renamed_module(
         file.copy, file.from.checkpoint, file.from.where().file, saved,
         [&](const Param& param, const Value& entry) { return param_entry(file, param, entry); });
   }
-  if (file.from.offer.module_as_it_is) return file.copy.of(saved);
+  if (file.from.offer.module_as_it_is || saved.is_none()) return file.copy.of(saved);
   return module_dict(file, saved, ModuleEntries(saved), "");
 }
 
+}  // namespace
+
+Value module_value(ModelFile& file, const Value& saved) {
+  Value module = own_module(file, saved);
+  if (file.more.empty()) return module;
+  // A pipeline's ranks have no entries of their own.
+  if (module.is_none()) module = ordered_dict(file.document());
+  for (const ModuleEntry& entry : file.more) {
+    file.copy.set(module, entry.name, file.copy.writer().tensor(entry.value));
+  }
+  return module;
+}
+
 Value names_of_buffers(ModelFile& file, const Value& saved) {
-  return file.from.checkpoint.renamed_from() == nullptr
-             ? file.copy.of(saved)
-             : buffer_names(file.document(), file.from.checkpoint.params());
+  const bool same_names =
+      file.from.checkpoint.renamed_from() == nullptr && !file.from.checkpoint.facts().regridded;
+  return same_names ? file.copy.of(saved)
+                    : buffer_names(file.document(), file.from.checkpoint.params());
 }
 
 Value param_shapes(ModelFile& file, const Value&) {

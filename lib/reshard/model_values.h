@@ -1,17 +1,21 @@
 // Values of a model-states file that are of its parameters: their tensors, shapes and names.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "base/keyed_hash.h"
 #include "format/torch_archive.h"
 #include "pickle/pickle.h"
+#include "reshard/module_entry.h"
 #include "reshard/rank_file.h"
 
 namespace dsckpt {
 
 // A model-states file in the making.
 struct ModelFile : RankFile {
+  // Further entries of `module`.
+  std::span<const ModuleEntry> more = {};
   // The storages of `module`'s parameters by name, which frozen_param_fragments share.
   KeyedMap<std::string, TorchArchiveWriter::StorageId> storages = {};
 };

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "base/text.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/find/tag_folder.h"
+#include "checkpoint/regrid.h"
 #include "checkpoint/renamed.h"
 #include "checkpoint/weights.h"
 #include "deepspeed/ds_config.h"
@@ -21,6 +23,7 @@
 #include "reshard/choose_target.h"
 #include "reshard/copies.h"
 #include "reshard/files.h"
+#include "reshard/grid_files.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -57,13 +60,18 @@ void add_groups(const std::vector<ReshardedGroup>& groups, std::vector<std::stri
   }
 }
 
-// {"dp", "ep", "zero_stage", "optimizer_wrapper", "tag", "weights_from"?, "groups": [{"mp_rank",
-// "ep", "params", "numel", "partition", "sub_groups"}], "batch"?, "files": [{"path", "bytes"}],
-// "bytes_read", "bytes_written"}
+// {"dp", "tp", "pp", "ep", "zero_stage", "optimizer_wrapper", "tag", "stages"?, "weights_from"?,
+// "groups":
+// [{"mp_rank", "ep", "params", "numel", "partition", "sub_groups"}], "batch"?, "files": [{"path",
+// "bytes"}], "bytes_read", "bytes_written"}
 class ReshardReport : public JobReport {
  public:
   ReshardTarget target;
   std::vector<ReshardedGroup> groups;
+  Mesh mesh;  // of the new run
+  // The first layer of each pipeline stage, and lines that say it; only if they were chosen.
+  std::vector<uint32_t> starts;
+  std::vector<std::string> stages;
   std::string tag;
   std::string weights_from;        // SourceOptions::weights_from
   std::optional<BatchPlan> batch;  // only if it was asked for
@@ -81,10 +89,13 @@ class ReshardReport : public JobReport {
     }
     nlohmann::json out = plan_json(job.plan);
     out["dp"] = target.dp;
+    out["tp"] = mesh.tp;
+    out["pp"] = mesh.pp;
     out["ep"] = target.ep;
     out["zero_stage"] = target.stage;
     out["optimizer_wrapper"] = std::string(to_string(target.wrapper));
     out["tag"] = tag;
+    if (!starts.empty()) out["stages"] = starts;
     if (!weights_from.empty()) out["weights_from"] = weights_from;
     out["groups"] = std::move(described);
     if (batch) out["batch"] = json_of(*batch);
@@ -96,6 +107,7 @@ class ReshardReport : public JobReport {
     for (const PlannedFile& file : job.plan.outputs()) {
       listing.rows.push_back({printable(file.path), human_bytes(file.size)});
     }
+    listing.below.insert(listing.below.end(), stages.begin(), stages.end());
     add_groups(groups, listing.below);
     listing.below.push_back(plan_totals(job.plan));
     return listing;
@@ -145,34 +157,110 @@ void lay_out_world(const Checkpoint& world, const TargetOptions& options, PlanBu
   report.target.groups.clear();  // they belong to `world`
 }
 
-// The experts of a tensor-parallel rank are others than those of the next; as the files call them
-// replicated, and each says only of itself what it has, they cannot be cut rank by rank.
+// The experts of a tensor-parallel rank are others than those of the next. The files call them
+// replicated, and each describes only its own, so they cannot be cut rank by rank.
 void refuse_folded(const Checkpoint& source) {
   const CheckpointFile& file = source.files().model.front();
-  if (file.archive->root().find_or_none(keys::kFolding).is_none()) return;
+  if (!is_folded(file.archive->root())) return;
   throw UnsupportedError({.file = file.path.string(), .member = std::string(keys::kFolding)},
                          "says that AutoEP is folded with tensor parallelism, which is "
                          "not resharded")
       .with_hint("to-universal reads it");
 }
 
+// The grid of a checkpoint that the new run has saved has to be that of the result.
+void check_grid(const Checkpoint& like, const Mesh& mesh) {
+  const Mesh& of_like = like.facts().mesh;
+  if (of_like.pp == mesh.pp && of_like.tp == mesh.tp) return;
+  const auto text = [](const Mesh& each) {
+    return counted(each.pp, "pipeline stage") + " and " + counted(each.tp, "tensor-parallel rank");
+  };
+  throw UsageError("--like: " + like.tag_folder().string() + " is of " + text(of_like) +
+                   ", and the result would be of " + text(mesh))
+      .with_hint("--pp " + std::to_string(of_like.pp) + " --tp " + std::to_string(of_like.tp) +
+                 " says that grid");
+}
+
+// Lays out the world of an mp rank, like that of `options.like`, if there is one.
+void lay_out_rank(const Checkpoint& world, uint32_t mp_rank, const TargetOptions& options,
+                  PlanBuilder& plan, ReshardReport& report, Job::Impl& job) {
+  TargetOptions of_world = options;
+  std::optional<Checkpoint> like;
+  if (options.like != nullptr && options.like->facts().model_parallel) {
+    of_world.like = &like.emplace(options.like->world(mp_rank));
+  }
+  std::vector<std::string> repeated;
+  lay_out_world(world, of_world, plan, report, mp_rank == 0 ? job.notes : repeated);
+}
+
 void lay_out_worlds(const Source& source, const TargetOptions& options, PlanBuilder& plan,
                     ReshardReport& report, Job::Impl& job) {
   const Checkpoint& checkpoint = *source->checkpoint;
   refuse_folded(checkpoint);
-  const RankFreeFiles copied(*source->inputs, checkpoint);
+  RankFreeFiles copied(*source->inputs, checkpoint);
   const Mesh& mesh = checkpoint.facts().mesh;
   for (uint32_t mp_rank = 0; mp_rank < mesh.pp * mesh.tp; ++mp_rank) {
     const Checkpoint world = checkpoint.world(mp_rank);
     copied.check(world, mp_rank);
-    std::vector<std::string> repeated;
-    lay_out_world(world, options, plan, report, mp_rank == 0 ? job.notes : repeated);
+    lay_out_rank(world, mp_rank, options, plan, report, job);
+    copied.take_values(world, report.target);
   }
   copied.lay_out(plan, report.tag);
 }
 
-// Whether a file, by its path in the output folder, is one that a reshard of the same checkpoint
-// may have written, to whatever number of ranks.
+bool has_new_grid(const ReshardOptions& options) {
+  return options.tp || options.pp || !options.stages.empty() || options.padded_vocab_size ||
+         options.kv_heads;
+}
+
+Mesh mesh_of_result(const Checkpoint& checkpoint, const ReshardOptions& options) {
+  Mesh mesh = checkpoint.facts().mesh;
+  mesh.pp = options.pp.value_or(mesh.pp);
+  mesh.tp = options.tp.value_or(mesh.tp);
+  return mesh;
+}
+
+void lay_out_on_grid(const Source& source, const ReshardOptions& options,
+                     const TargetOptions& target, PlanBuilder& plan, ReshardReport& report,
+                     Job::Impl& job) {
+  const Checkpoint& checkpoint = *source->checkpoint;
+  refuse_folded(checkpoint);
+  // The sub-groups in the files are those of the present slices.
+  if (checkpoint.facts().zero_stage == 3 && target.like == nullptr) {
+    const Checkpoint& run = checkpoint.run();
+    std::vector<std::string> unused;
+    if (run.facts().model_parallel) {
+      reshard_target(run.world(0), target, unused);
+    } else {
+      reshard_target(run, target, unused);
+    }
+  }
+  const Regrid grid(checkpoint, {.pp = options.pp,
+                                 .tp = options.tp,
+                                 .stages = options.stages,
+                                 .padded_vocab_size = options.padded_vocab_size,
+                                 .kv_heads = options.kv_heads});
+  job.notes.insert(job.notes.end(), grid.notes().begin(), grid.notes().end());
+  report.mesh = grid.mesh();
+  report.starts = grid.starts();
+  report.stages = grid.lines();
+  RankFreeFiles copied(*source->inputs, checkpoint);
+  for (uint32_t mp_rank = 0; mp_rank < grid.worlds(); ++mp_rank) {
+    const Checkpoint world = grid.world(mp_rank);
+    if (grid.keeps_slices()) copied.check(world, mp_rank);
+    lay_out_rank(world, mp_rank, target, plan, report, job);
+    if (grid.keeps_slices()) copied.take_values(world, report.target);
+  }
+  if (grid.keeps_slices()) {
+    copied.lay_out(plan, report.tag);
+  } else {
+    lay_out_grid_layers(plan, grid, report.target.param_dtype, report.tag);
+    lay_out_grid_experts(plan, grid, copied, report.target.param_dtype, report.tag);
+  }
+}
+
+// True if a reshard of the same checkpoint, to any number of ranks, may have written a file of this
+// path in the output folder.
 bool may_be_ours(const std::string& tag, const std::set<std::string>& planned,
                  const fs::path& path) {
   if (planned.contains(path.string())) return true;
@@ -208,6 +296,8 @@ void check(const ReshardOptions& options) {
   };
   check_ranks(options.dp, "data");
   if (options.ep) check_ranks(*options.ep, "expert");
+  check_ranks(options.tp.value_or(1), "tensor");
+  check_ranks(options.pp.value_or(1), "pipeline");
   if (options.stage && (*options.stage < 0 || *options.stage > 3)) {
     throw UsageError("there is no stage " + std::to_string(*options.stage));
   }
@@ -229,7 +319,7 @@ TargetOptions target_options(const Source& source, const ReshardOptions& options
   return target;
 }
 
-// What frameworks keep of the model beside the shards has the values that it had.
+// Frameworks' files of the model beside the shards have its earlier values.
 void leave_out_weights(std::vector<Neighbour>& files, std::vector<std::string>& notes) {
   std::vector<std::string> names;
   std::erase_if(files, [&](const Neighbour& file) {
@@ -242,12 +332,12 @@ void leave_out_weights(std::vector<Neighbour>& files, std::vector<std::string>& 
                   listed(names));
 }
 
-// The files beside the shards. What lies where the suggested configuration goes is left out.
+// The files beside the shards. A file in the place of the suggested configuration is left out.
 void lay_out_beside(const Source& source, const ReshardReport& report,
                     const std::string& config_path, PlanBuilder& plan, Job::Impl& job) {
   const Checkpoint& checkpoint = *source->checkpoint;
   Neighbours beside;
-  // What lies beside weights is of no training. The states decide whose goes on.
+  // Files beside weights belong to no training. The states decide whose goes on.
   const CheckpointFacts& facts = checkpoint.facts();
   std::error_code failed;
   if (!facts.from_weights() && fs::is_directory(source->path, failed)) {
@@ -265,21 +355,32 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
 }
 
 // Other modules may list their parameters in another order, by which the optimizer numbers them.
-void note_order(const Checkpoint& checkpoint, const TargetOptions& target,
+void note_order(const Source& source, const TargetOptions& target,
                 std::vector<std::string>& notes) {
   const auto is_made = [](const Param& param) { return is_trained(param) && param.given; };
-  const std::vector<Param>& params = checkpoint.params();
-  if (!checkpoint.facts().renamed || target.like != nullptr ||
+  const std::vector<Param>& params = source->checkpoint->params();
+  if (source->options.key_map.empty() || target.like != nullptr ||
+      source->checkpoint->facts().from_weights() ||
       std::none_of(params.begin(), params.end(), is_made)) {
     return;
   }
   notes.emplace_back(
-      "what --key-map has cut or joined is where the optimizer had the first of it: the new run "
+      "tensors that --key-map cuts or joins stand where the optimizer had the first source: the "
+      "new run "
       "has to give its optimizer the parameters in this order, which nothing here can check; "
       "--like CHECKPOINT takes the order from a checkpoint of it");
 }
 
-std::string summary_of(const Source& opened, const ReshardTarget& target) {
+// " and 2 x 2 mp ranks as 1 x 4", if they change.
+std::string grid_change(const Mesh& from, const Mesh& to) {
+  const auto text = [](const Mesh& mesh) {
+    return std::to_string(mesh.pp) + " x " + std::to_string(mesh.tp);
+  };
+  if (text(from) == text(to)) return {};
+  return ", " + text(from) + " pipeline stages and tensor-parallel ranks as " + text(to);
+}
+
+std::string summary_of(const Source& opened, const ReshardTarget& target, const Mesh& mesh) {
   const Checkpoint& source = *opened->checkpoint;
   std::string given;
   if (source.facts().is_foreign()) {
@@ -295,10 +396,10 @@ std::string summary_of(const Source& opened, const ReshardTarget& target) {
   }
   return given + "stage " + std::to_string(source.facts().zero_stage) + " of " +
          counted(source.facts().mesh.dp, "rank") + " as stage " + std::to_string(target.stage) +
-         " of " + std::to_string(target.dp);
+         " of " + std::to_string(target.dp) + grid_change(source.facts().mesh, mesh);
 }
 
-// Of another framework's checkpoint, with the configuration alone.
+// For another framework's checkpoint, with the configuration alone.
 Source for_deepspeed(const Source& source) {
   Source made = source_of(source->path, source->inputs,
                           std::make_shared<const Checkpoint>(
@@ -330,14 +431,18 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   }
   refuse_renamed_slices(checkpoint);
   Job::Impl job = job_of(source);
-  note_order(checkpoint, target, job.notes);
+  note_order(source, target, job.notes);
   auto report = std::make_shared<ReshardReport>();
   report->tag = tag_of(checkpoint);
+  report->mesh = checkpoint.facts().mesh;
   report->weights_from = source->options.weights_from.string();
   report->program =
       program_of(checkpoint.facts().from_weights() && source->like ? *source->like : checkpoint);
+  if (target.like != nullptr) check_grid(*target.like, mesh_of_result(checkpoint, options));
   PlanBuilder plan;
-  if (checkpoint.facts().model_parallel && checkpoint.facts().layout != "universal") {
+  if (has_new_grid(options)) {
+    lay_out_on_grid(source, options, target, plan, *report, job);
+  } else if (checkpoint.facts().model_parallel && checkpoint.facts().layout != "universal") {
     lay_out_worlds(source, target, plan, *report, job);
   } else {
     lay_out_world(checkpoint, target, plan, *report, job.notes);
@@ -348,7 +453,7 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   put_text(plan, std::string(kLatest), report->tag);
   set_plan(job, plan);
   job.place = place_of(source, job.plan, report->tag);
-  job.what = summary_of(source, report->target);
+  job.what = summary_of(source, report->target, report->mesh);
   job.report = std::move(report);
   return Job(std::move(job));
 }

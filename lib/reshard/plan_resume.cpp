@@ -1,28 +1,59 @@
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/dtype_names.h"
+#include "base/keyed_hash.h"
 #include "base/text.h"
+#include "base/varint.h"
+#include "checkpoint/experts.h"
+#include "checkpoint/regrid.h"
 #include "dsckpt/error.h"
 #include "dsckpt/reshard.h"
 #include "dsckpt/resume.h"
-#include "format/checked_records.h"
+#include "format/torch_archive.h"
 #include "job/gather.h"
 #include "job/source.h"
 #include "reshard/choose_target.h"
 #include "reshard/files.h"
+#include "reshard/live_entries.h"
 #include "reshard/live_run.h"
+#include "reshard/resume_storages.h"
 #include "reshard/run_facts.h"
 
 namespace dsckpt {
 namespace {
 
-void check_rank(const EngineFacts& engine) {
-  if (engine.dp < 1 || engine.dp > kMaxRanks || engine.rank >= engine.dp) {
-    throw UsageError("there is no rank " + std::to_string(engine.rank) + " of " +
-                     std::to_string(engine.dp));
+uint32_t stages_of(const EngineFacts& engine) {
+  return static_cast<uint32_t>(std::max(engine.stages.size(), size_t{1}));
+}
+
+// True if the model is in several files, or its ranks have different parts of it.
+bool is_split(const EngineFacts& engine) {
+  return !engine.stages.empty() || engine.tp > 1 ||
+         std::any_of(engine.tensors.begin(), engine.tensors.end(),
+                     [](const EngineTensor& tensor) { return tensor.ep > 0; });
+}
+
+void check_engine(const EngineFacts& engine) {
+  if (engine.dp < 1 || engine.dp > kMaxRanks) {
+    throw UsageError("the engine has " + counted(engine.dp, "data-parallel rank"));
+  }
+  if (engine.tp < 1 || engine.tp > kMaxRanks || engine.stages.size() > kMaxRanks ||
+      engine.mp_rank >= uint64_t{stages_of(engine)} * engine.tp) {
+    throw UsageError("there is no rank " + std::to_string(engine.mp_rank) + " of " +
+                     counted(stages_of(engine), "pipeline stage") + " and " +
+                     counted(engine.tp, "tensor-parallel rank"));
+  }
+  for (const EngineTensor& tensor : engine.tensors) {
+    if (tensor.ep == 0 || engine.dp % tensor.ep == 0) continue;
+    throw UsageError(counted(engine.dp, "data-parallel rank") + " cannot be shared by " +
+                     counted(tensor.ep, "expert-parallel rank"));
   }
   if (engine.stage < 0 || engine.stage > 3) {
     throw UsageError("there is no stage " + std::to_string(engine.stage));
@@ -33,18 +64,89 @@ void refuse_what_no_engine_loads(const Checkpoint& checkpoint) {
   const CheckpointFacts& facts = checkpoint.facts();
   if (facts.states == StatesTold::stripped || !facts.has_masters)
     throw unassigned_states(checkpoint);
-  if (!facts.model_parallel) return;
-  throw UnsupportedError({.file = checkpoint.tag_folder().string()},
-                         "is of a model that is split over pipeline, tensor-parallel or "
-                         "expert-parallel ranks, which is not loaded into a running engine")
-      .with_hint("reshard, or to-universal, makes a checkpoint that DeepSpeed itself loads");
 }
+
+constexpr const char* kHint =
+    "reshard, or to-universal, makes a checkpoint that DeepSpeed itself loads";
+
+// The rows of the vocabulary in the engine, with padding for its ranks.
+std::optional<int64_t> padded_vocab_size(const Checkpoint& whole, const EngineFacts& engine) {
+  for (const EngineTensor& tensor : engine.tensors) {
+    const Param* param = whole.find(tensor.name);
+    if (param == nullptr || !param->form.vocab_rows || tensor.shape.size() != 2) continue;
+    return tensor.shape.front() * engine.tp;
+  }
+  return std::nullopt;
+}
+
+bool has_layers(const Checkpoint& checkpoint) {
+  return !layers_with_files(checkpoint).empty();
+}
+
+bool has_experts(const Checkpoint& checkpoint) {
+  const std::vector<Param>& params = checkpoint.params();
+  return std::any_of(params.begin(), params.end(),
+                     [](const Param& param) { return parse_expert_name(param.name).has_value(); });
+}
+
+std::string grid_text(uint32_t pp, uint32_t tp) {
+  return counted(pp, "pipeline stage") + " and " + counted(tp, "tensor-parallel rank");
+}
+
+// As GridOptions::stages says them.
+std::string starts_of(const EngineFacts& engine) {
+  std::string text;
+  for (const uint32_t start : engine.stages) {
+    text += (text.empty() ? "" : ",") + std::to_string(start);
+  }
+  return text;
+}
+
+// An mp rank's part of a checkpoint.
+struct PartOfRank {
+  std::shared_ptr<const Checkpoint> whole;
+  std::optional<Regrid> grid = {};  // of other tensor-parallel ranks or pipeline stages
+  std::optional<Checkpoint> world = {};
+
+  PartOfRank(std::shared_ptr<const Checkpoint> source, const EngineFacts& engine)
+      : whole(std::move(source)) {
+    const CheckpointFacts& facts = whole->facts();
+    if (!facts.model_parallel && !is_split(engine)) return;
+    if (facts.is_universal() || facts.is_foreign()) {
+      refuse(
+          "is universal or of another framework: it is not loaded into an engine whose model is "
+          "split over ranks or files, nor is a split model of it");
+    }
+    if (facts.mesh.tp == engine.tp && facts.mesh.pp == stages_of(engine)) {
+      if (facts.model_parallel) world.emplace(whole->world(engine.mp_rank));
+      return;
+    }
+    const bool is_pipeline = !engine.stages.empty();
+    if (facts.zero_stage == 0 || is_pipeline != has_layers(*whole) ||
+        (facts.mesh.tp != engine.tp && (is_pipeline || has_experts(*whole)))) {
+      refuse("is of stage " + std::to_string(facts.zero_stage) + " with " +
+             grid_text(facts.mesh.pp, facts.mesh.tp) + ", and the engine has " +
+             grid_text(stages_of(engine), engine.tp) + ": it is not cut anew while loading");
+    }
+    GridOptions options{.pp = stages_of(engine), .tp = engine.tp, .stages = starts_of(engine)};
+    if (facts.mesh.tp != engine.tp) options.padded_vocab_size = padded_vocab_size(*whole, engine);
+    grid.emplace(*whole, options);
+    world.emplace(grid->world(engine.mp_rank));
+  }
+
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw UnsupportedError({.file = whole->tag_folder().string()}, why).with_hint(kHint);
+  }
+  const Checkpoint& operator*() const { return world ? *world : *whole; }
+};
 
 ReshardTarget target_for(const EngineFacts& engine, const LiveRun& run,
                          const Checkpoint& checkpoint, std::vector<std::string>& notes) {
   TargetOptions options{.dp = engine.dp};
   if (engine.stage == 3) options.sub_group_size = engine.sub_group_size;
-  return choose_target(run_facts(checkpoint), &run.facts(), options, notes);
+  RunFacts source = run_facts(checkpoint);
+  source.checkpoint.model_parallel = false;  // the engine has the groups of its slices
+  return choose_target(source, &run.facts(), options, notes);
 }
 
 ParamKinds kinds_of(const EngineFacts& engine) {
@@ -55,26 +157,61 @@ ParamKinds kinds_of(const EngineFacts& engine) {
   return kinds;
 }
 
-ResumeFile described(const TorchArchiveWriter::Written& written, bool optimizer) {
-  ResumeFile file{.optimizer = optimizer, .pickle = written.pickle, .storages = {}};
-  for (const TensorSource& data : written.data) {
-    file.storages.push_back({data.dtype(), data.numel()});
+// The files of a rank, while they are made.
+struct Files {
+  std::vector<ResumeFile> files = {};
+  std::vector<std::vector<TensorSource>> data = {};  // of each file, by storage
+
+  void add(TorchArchiveWriter::Written written) {
+    ResumeFile& file = files.emplace_back();
+    file.pickle = std::move(written.pickle);
+    for (const TensorSource& source : written.data) {
+      file.storages.push_back({source.dtype(), source.numel()});
+    }
+    data.push_back(std::move(written.data));
   }
-  return file;
+};
+
+// A dictionary of all tensors by their names. Aliases share a storage.
+TorchArchiveWriter::Written state_dict_of(const Checkpoint& checkpoint) {
+  TorchArchiveWriter writer;
+  pickle::Document& document = writer.document();
+  const pickle::Value root = document.dict();
+  KeyedMap<std::string_view, TorchArchiveWriter::StorageId> storages;
+  for (const Param& param : checkpoint.params()) {
+    const TensorSource value = without_padding(param, param.weight);
+    const std::string_view owner = param.alias_of.empty() ? param.name : param.alias_of;
+    auto storage = storages.find(owner);
+    if (storage == storages.end()) {
+      storage = storages.emplace(owner, writer.storage(value)).first;
+    }
+    document.set_item(root, document.string(param.name),
+                      writer.tensor(storage->second, value.shape()));
+  }
+  document.set_root(root);
+  return std::move(writer).write();
 }
 
 }  // namespace
 
 struct ResumePlan::Impl {
-  std::shared_ptr<InputFiles> inputs;
-  std::string folder;
-  std::vector<ResumeFile> files;
-  std::vector<std::vector<TensorSource>> data;  // of each file, by storage
-  std::vector<std::string> notes;
+  Impl(const std::shared_ptr<InputFiles>& inputs, Files made)
+      : files(std::move(made.files)), storages(inputs, made.data) {}
+  explicit Impl(VarintReader& bytes) : storages(bytes) {}
+
+  bool of_weights = false;
+  std::string folder = {};
+  std::vector<ResumeFile> files = {};
+  std::vector<std::string> notes = {};
   bool weights_are_masters = false;
-  mutable CheckedRecords checked;
+  mutable std::mutex mutex = {};  // of what follows
+  mutable ResumeStorages storages;
+  mutable CheckedRecords checked = {};
 };
 
+bool ResumePlan::is_of_weights() const {
+  return impl_->of_weights;
+}
 const std::vector<ResumeFile>& ResumePlan::files() const {
   return impl_->files;
 }
@@ -88,42 +225,131 @@ const std::string& ResumePlan::folder() const {
   return impl_->folder;
 }
 
+std::string ResumePlan::encode() const {
+  const std::lock_guard lock(impl_->mutex);
+  VarintWriter writer;
+  impl_->storages.write(writer);
+  writer.number(impl_->of_weights ? 1 : 0);
+  writer.number(impl_->weights_are_masters ? 1 : 0);
+  writer.text(impl_->folder);
+  writer.number(impl_->notes.size());
+  for (const std::string& note : impl_->notes) writer.text(note);
+  writer.number(impl_->files.size());
+  for (const ResumeFile& file : impl_->files) {
+    writer.text(file.pickle);
+    writer.number(file.storages.size());
+    for (const ResumeFile::Storage& storage : file.storages) {
+      writer.number(static_cast<uint64_t>(storage.dtype));
+      writer.number(static_cast<uint64_t>(storage.numel));
+    }
+  }
+  return writer.take();
+}
+
+ResumePlan ResumePlan::decode(std::string_view bytes) {
+  VarintReader reader(bytes);
+  auto impl = std::make_shared<Impl>(reader);
+  impl->of_weights = reader.number() != 0;
+  impl->weights_are_masters = reader.number() != 0;
+  impl->folder = reader.text();
+  impl->notes.resize(reader.count());
+  for (std::string& note : impl->notes) note = reader.text();
+  impl->files.resize(reader.count());
+  for (ResumeFile& file : impl->files) {
+    file.pickle = reader.text();
+    file.storages.resize(reader.count());
+    for (ResumeFile::Storage& storage : file.storages) {
+      storage.dtype = static_cast<DType>(reader.below(kDTypeCount));
+      storage.numel = static_cast<int64_t>(reader.number());
+    }
+  }
+  return ResumePlan(std::move(impl));
+}
+
 void ResumePlan::gather(std::span<const StorageRead> reads, bool check, Progress& progress) const {
+  const std::lock_guard lock(impl_->mutex);
   std::vector<TensorSource> sources;
   std::vector<std::span<std::byte>> outs;
   for (const StorageRead& read : reads) {
-    const TensorSource& whole = impl_->data.at(read.file).at(read.storage);
-    if (read.first < 0 || read.count < 0 || read.first > whole.numel() - read.count) {
+    const int64_t numel = impl_->files.at(read.file).storages.at(read.storage).numel;
+    if (read.first < 0 || read.count < 0 || read.first > numel - read.count) {
       throw UsageError("elements that the storage does not have");
     }
+    if (impl_->storages.copy_number(read.file, read.storage, read.out)) continue;
+    const TensorSource& whole = impl_->storages.at(read.file, read.storage);
     sources.push_back(whole.flatten().narrow(0, read.first, read.count));
     outs.push_back(read.out);
   }
-  gather_checked(plan_gather(sources), *impl_->inputs, outs, check, impl_->checked, progress);
+  gather_checked(plan_gather(sources), impl_->storages.inputs(), outs, check, impl_->checked,
+                 progress);
 }
 
-ResumePlan plan_resume(const Source& source, const EngineFacts& engine) {
-  check_rank(engine);
-  const std::shared_ptr<InputFiles>& inputs = source->inputs;
-  std::shared_ptr<const Checkpoint> checkpoint = source->checkpoint;
-  if (checkpoint->facts().lacks_engine()) {
-    checkpoint = std::make_shared<const Checkpoint>(
-        Checkpoint::for_deepspeed(*inputs, checkpoint, kinds_of(engine)));
+struct ResumePlans::Impl {
+  Impl(const Source& source, const EngineFacts& engine)
+      : inputs(source->inputs),
+        part(loaded(source, engine), engine),
+        checkpoint(*part),
+        run(engine, checkpoint, *inputs),
+        target(target_for(engine, run, checkpoint, notes)),
+        entries(*inputs, *part.whole, checkpoint, engine, target),
+        files(checkpoint, target) {
+    if (part.grid) {
+      notes.insert(notes.begin(), part.grid->notes().begin(), part.grid->notes().end());
+    }
+    for (std::string& note : files.notes()) notes.push_back(std::move(note));
   }
-  refuse_what_no_engine_loads(*checkpoint);
-  auto impl = std::make_shared<ResumePlan::Impl>();
-  impl->inputs = inputs;
-  impl->folder = checkpoint->tag_folder().string();
-  const LiveRun run(engine, *checkpoint, *inputs);  // the target borrows its hyper-parameters
-  const ReshardTarget target = target_for(engine, run, *checkpoint, impl->notes);
-  RankFiles made = files_of_rank(*checkpoint, target, engine.rank, impl->notes);
-  impl->weights_are_masters = made.weights_are_masters;
-  impl->files.push_back(described(made.model, false));
-  impl->data.push_back(std::move(made.model.data));
-  if (made.optimizer) {
-    impl->files.push_back(described(*made.optimizer, true));
-    impl->data.push_back(std::move(made.optimizer->data));
+
+  static std::shared_ptr<const Checkpoint> loaded(const Source& source, const EngineFacts& engine) {
+    std::shared_ptr<const Checkpoint> checkpoint = source->checkpoint;
+    if (checkpoint->facts().lacks_engine()) {
+      checkpoint = std::make_shared<const Checkpoint>(
+          Checkpoint::for_deepspeed(*source->inputs, checkpoint, kinds_of(engine)));
+    }
+    refuse_what_no_engine_loads(*checkpoint);
+    return checkpoint;
   }
+
+  std::shared_ptr<InputFiles> inputs;
+  PartOfRank part;
+  const Checkpoint& checkpoint;
+  std::vector<std::string> notes;
+  LiveRun run;  // the target borrows its hyper-parameters
+  ReshardTarget target;
+  LiveEntries entries;
+  FilesOfRanks files;
+};
+
+ResumePlans::ResumePlans(const Source& source, const EngineFacts& engine) {
+  check_engine(engine);
+  impl_ = std::make_shared<const Impl>(source, engine);
+}
+
+ResumePlan ResumePlans::of_rank(uint32_t rank) const {
+  if (rank >= impl_->target.dp) {
+    throw UsageError("there is no rank " + std::to_string(rank) + " of " +
+                     std::to_string(impl_->target.dp));
+  }
+  RankFiles made = impl_->files.of(rank, impl_->entries.of(rank));
+  Files files;
+  files.add(std::move(made.model));
+  if (made.optimizer) files.add(std::move(*made.optimizer));
+  auto plan = std::make_shared<ResumePlan::Impl>(impl_->inputs, std::move(files));
+  plan->folder = impl_->checkpoint.tag_folder().string();
+  plan->notes = impl_->notes;
+  plan->weights_are_masters = made.weights_are_masters && !impl_->entries.are_copies();
+  return ResumePlan(std::move(plan));
+}
+
+ResumePlan plan_weights_alone(const Source& source) {
+  const Checkpoint& checkpoint = *source->checkpoint;
+  if (!checkpoint.facts().from_weights()) {
+    throw UsageError(source->path.string() + " is more than weights");
+  }
+  Files files;
+  files.add(state_dict_of(checkpoint));
+  auto impl = std::make_shared<ResumePlan::Impl>(source->inputs, std::move(files));
+  impl->of_weights = true;
+  impl->folder = source->path.string();
   return ResumePlan(std::move(impl));
 }
 

@@ -69,7 +69,7 @@ std::optional<Found> uneven_group(const Choice& choice) {
   return std::nullopt;
 }
 
-// Whether the order in which the ranks share experts matters and nothing tells it.
+// True if the order in which the ranks share experts matters and nothing tells it.
 bool lacks_expert_order(const Choice& choice) {
   if (choice.config && choice.config->is_object()) return false;
   const auto& groups = choice.target.groups;
@@ -78,16 +78,12 @@ bool lacks_expert_order(const Choice& choice) {
   });
 }
 
-// Whether the wrapper and the layout follow from a configuration that is not understood.
+// True if the wrapper and the layout follow from a configuration that is not understood.
 bool lacks_config(const Choice& choice) {
   const CheckpointFacts& known = choice.reference().checkpoint;
   const bool from_files =
       !choice.options.ds_config && choice.target.stage == known.zero_stage && !known.is_universal();
   return !from_files && !choice.engine && !choice.config_error().empty();
-}
-
-bool changes_precision(const Choice& choice) {
-  return choice.target.precision != choice.source.precision;
 }
 
 // The configuration says stage 0; the files are those of stage 1.
@@ -100,15 +96,11 @@ constexpr Refusal kRefusals[] = {
     // --- the checkpoint and the options
     {Step::source, ErrorKind::unsupported, Place::source_folder,
      [](const Choice& c) {
-       const CheckpointFacts& known = c.source.checkpoint;
-       return known.model_parallel && (known.zero_stage == 0 || known.is_universal());
+       return c.source.checkpoint.model_parallel && c.source.checkpoint.is_universal();
      },
-     "is of a model that is split over pipeline, tensor-parallel or expert-parallel ranks, and "
-     "not of ZeRO stage 1, 2 or 3; such models are not resharded"},
-    {Step::source, ErrorKind::usage, Place::nowhere,
-     [](const Choice& c) { return c.source.checkpoint.model_parallel && c.like != nullptr; },
-     "the model is split over pipeline, tensor-parallel or expert-parallel ranks, whose groups "
-     "are kept: --like is for whole models"},
+     "is of a model that is split over pipeline, tensor-parallel or expert-parallel ranks, whose "
+     "files a universal checkpoint does not have",
+     "DeepSpeed loads it on any grid, with checkpoint.load_universal"},
     {Step::source, ErrorKind::unsupported, Place::source_file,
      [](const Choice& c) { return !has_trained(c.source); },
      "has no parameter that an optimizer owns: there is nothing to reshard"},
@@ -155,16 +147,14 @@ constexpr Refusal kRefusals[] = {
        return "the stage asked for is " + std::to_string(c.target.stage) +
               ", but the new run's is " + std::to_string(c.configured_stage());
      }},
+    // pipe/engine.py PipelineEngine.
     {Step::stage, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) { return c.source.is_pipeline && c.target.stage > 1; },
      [](const Choice& c) {
-       return c.source.checkpoint.model_parallel &&
-              c.target.stage != c.source.checkpoint.zero_stage;
+       return "the model is a pipeline, which DeepSpeed does not train at stage " +
+              std::to_string(c.target.stage);
      },
-     [](const Choice& c) {
-       return "the model is split over pipeline, tensor-parallel or expert-parallel ranks, which "
-              "keep their stage, " +
-              std::to_string(c.source.checkpoint.zero_stage);
-     }},
+     "--stage 1 and --stage 0 are possible"},
     {Step::stage, ErrorKind::usage, Place::nowhere,
      [](const Choice& c) { return c.options.sub_group_size && c.target.stage != 3; },
      [](const Choice& c) {
@@ -218,6 +208,20 @@ constexpr Refusal kRefusals[] = {
     {Step::experts, ErrorKind::unsupported, Place::source_config, lacks_expert_order,
      "is needed: it says in which order the ranks share experts", kConfigHint},
 
+    {Step::experts, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) { return c.has_experts() && c.target.stage == 0; },
+     "has experts, whose optimizers are in files of their own at stage 0; these are not written",
+     "--stage 1 and --stage 2 are possible"},
+    {Step::experts, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) {
+       const int stage = c.source.checkpoint.zero_stage;
+       return c.has_experts() && stage != c.target.stage && (stage == 3 || c.target.stage == 3);
+     },
+     "has experts, which are in files of their own below stage 3 and with the ranks at stage 3; "
+     "they are not moved",
+     "to-dcp makes the model whole, and reshard --like continues from that like a checkpoint of "
+     "the new run"},
+
     // --- the groups' members
     {Step::experts, ErrorKind::unsupported, Place::source_file, wrong_member, kSaidByCondition},
     {Step::experts, ErrorKind::unsupported, Place::source_file, stateless_member,
@@ -234,13 +238,6 @@ constexpr Refusal kRefusals[] = {
     {Step::precision, ErrorKind::unsupported, Place::reference_file,
      [](const Choice& c) { return !c.options.ds_config && !has_trained(c.reference()); },
      "has no parameter that an optimizer owns: there is nothing to reshard"},
-    {Step::precision, ErrorKind::usage, Place::nowhere,
-     [](const Choice& c) { return c.source.checkpoint.model_parallel && changes_precision(c); },
-     [](const Choice& c) {
-       return "the precision changes from " + std::string(to_string(c.source.precision)) + " to " +
-              std::string(to_string(c.target.precision)) +
-              ", but the files of layers and experts are copied as they are";
-     }},
 
     // --- the wrapper
     {Step::wrapper, ErrorKind::unsupported, Place::reference_config, lacks_config,

@@ -117,9 +117,17 @@ Precision precision_of(const Checkpoint& checkpoint, const RunFacts& facts) {
   return bf16 ? Precision::bf16 : otherwise;
 }
 
+// AutoTP's engine makes as many slices as its configuration says.
+void set_slices(nlohmann::ordered_json& config, const CheckpointFacts& facts) {
+  const auto section = config.is_object() ? config.find("tensor_parallel") : config.end();
+  if (section == config.end() || !section->is_object() || !section->contains("autotp_size")) return;
+  (*section)["autotp_size"] = facts.regridded->mesh.tp;
+}
+
 void read_config(const Checkpoint& checkpoint, RunFacts& facts) {
   try {
     facts.config = saved_ds_config(checkpoint);
+    if (facts.checkpoint.regridded && facts.config) set_slices(*facts.config, facts.checkpoint);
     if (facts.config) facts.engine = engine_config(*facts.config);
   } catch (const Error& error) {
     facts.config_error = error.message();
@@ -151,6 +159,7 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
                  .groups = groups_of(checkpoint),
                  .state_keys = state_keys_of(checkpoint),
                  .sub_groups = {},
+                 .is_pipeline = false,
                  .has_optimizer = wrapper.archive != nullptr,
                  .has_base_step = wrapper.value.is_mapping() &&
                                   wrapper.value.find(keys::kBaseOptimizerStateStep).has_value(),
@@ -160,7 +169,10 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
   if (checkpoint.files().model.empty()) return facts;
   const auto& path = checkpoint.files().model.front().path;
   facts.file = path.string();
+  facts.is_pipeline = facts.checkpoint.run == RunKind::native &&
+                      root_of(checkpoint).find_or_none(keys::kModule).is_none();
   if (const auto name = parse_shard_name(path.filename().string())) facts.mp_rank = name->mp_rank;
+  if (facts.checkpoint.regridded) facts.mp_rank = facts.checkpoint.regridded->mp_rank;
   const Checkpoint* renamed = checkpoint.renamed_from();
   facts.sub_groups = sub_groups_of(checkpoint);
   facts.param_dtype = param_dtype_of(renamed != nullptr ? *renamed : checkpoint);

@@ -79,6 +79,8 @@ struct RunFacts {
   // Stage 3: how many parameters the sub-groups have; 0 for an entry that does not say it.
   std::vector<size_t> sub_groups;
 
+  // True if the values of its model are in files of layers.
+  bool is_pipeline = false;
   bool has_optimizer = false;
   // base_optimizer_state_step of elastic files, which only DeepSpeed's own Adam has.
   bool has_base_step = false;

@@ -1,5 +1,5 @@
 // Stage 0 in 16 bits: FP16_Optimizer (fp16/fused_optimizer.py) and FP16_UnfusedOptimizer
-// (fp16/unfused_optimizer.py). Of the loss scaler they save only the numbers that change.
+// (fp16/unfused_optimizer.py). They save only those numbers of the loss scaler that change.
 #include <array>
 #include <utility>
 

@@ -26,7 +26,7 @@ std::optional<Value> optimizer_state_dict(const RankFile& file) {
   return wrapper_state_dict(file);
 }
 
-// Of releases that do not have it in model-states files.
+// For releases that do not have it in model-states files.
 std::optional<Value> old_param_shapes(const RankFile& file) {
   if (!is_before(file.target().release, kParamShapesOfModel)) return std::nullopt;
   return param_shapes_value(file);

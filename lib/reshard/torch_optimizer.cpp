@@ -87,8 +87,10 @@ std::optional<Value> torch_optimizer(const RankFile& file) {
 
 Value states_of(const RankFile& file, const Run& run) {
   const ReshardLayout& layout = file.layout();
-  const Param& first = *layout.params_of(run, file.rank).front();
   const Value dict = file.document().dict();
+  const Param* stepped = layout.stepped(run, file.rank);
+  if (stepped == nullptr) return dict;
+  const Param& first = *stepped;
   if (first.step.archive != nullptr) file.copy.set(dict, "step", whole(file, first.step));
   for (size_t i = 0; i < first.states.size(); ++i) {
     file.copy.set(dict, first.states[i].key,

@@ -49,8 +49,8 @@ std::optional<Value> real_masters(const RankFile& file) {
   });
 }
 
-// Before group_paddings was saved only the last rank's padding to a multiple of the ranks was cut
-// off, and a vector is padded to twice as many.
+// Before group_paddings was saved, only the last rank's padding to a multiple of the ranks was cut
+// off. A vector is padded to twice as many.
 std::optional<Value> masters_before_paddings(const RankFile& file) {
   return of_groups(file, [&](const Group& group) {
     TensorSource values = file.layout().partition(group, file.rank, true, master_of);

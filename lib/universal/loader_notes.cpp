@@ -60,7 +60,9 @@ class LoaderNotes {
     note_not_restored();
     using Step = InitialStates::Step;
     if (initial.keys.empty()) {
-      note("without optimizer states, which stages 1 and 2 do without and stage 3 does not load");
+      note(
+          "without optimizer states: stages 1 and 2 do not need them, and stage 3 does not load "
+          "such a checkpoint");
     } else {
       note(std::string("with the states of ") +
            (initial.step == Step::tensor ? "torch's Adam and AdamW"
@@ -75,7 +77,7 @@ class LoaderNotes {
 
   std::vector<std::string> of_other_framework() {
     note(
-        "for a run at stage 1, 2 or 3 that goes on from here: hyper-parameters, loss scale and "
+        "for a run at stage 1, 2 or 3 that continues from here: hyper-parameters, loss scale and "
         "schedule are the new run's own");
     note_not_restored();
     note(kSharedStep);
@@ -87,8 +89,8 @@ class LoaderNotes {
   void add_note_on_nvme() {
     if (!checkpoint_.facts().nvme_optimizer) return;
     note(
-        "the run had its optimizer on NVMe: a run that still has (offload_optimizer.device nvme) "
-        "does not load universal checkpoints; take cpu or none");
+        "the run had its optimizer on NVMe: with offload_optimizer.device nvme, DeepSpeed does not "
+        "load universal checkpoints; use cpu or none");
   }
 
   void note_not_restored() {
@@ -180,8 +182,8 @@ class LoaderNotes {
     }
   }
 
-  // The loader gives all sub-groups one tensor as their step, which torch's own Adam then adds to
-  // once for each of them.
+  // The loader gives all sub-groups the same step tensor. torch's own Adam then increments it once
+  // for each of them.
   bool shares_step() const {
     const TorchArchive& archive = *checkpoint_.files().optim.front().archive;
     const Value state = archive.root().find_or_none(keys::kOptimizerStateDict);
@@ -204,7 +206,7 @@ class LoaderNotes {
     return false;
   }
 
-  // Numbers and flags only: names of groups and lists of parameters differ anyway.
+  // Compares only numbers and flags: group names and lists of parameters differ anyway.
   static bool same_settings(const Value& a, const Value& b) {
     if (!a.is_mapping() || !b.is_mapping()) return true;
     for (const auto& [key, value] : a.as_dict().items) {

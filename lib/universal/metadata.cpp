@@ -43,8 +43,8 @@ class MetadataWriter {
     copy.lay_out(root, plan_, std::string(kPath));
   }
 
-  // What belongs to a rank's partition is left out, what says how it is cut is said of uncut
-  // parameters.
+  // Leaves out the contents of a rank's partition. Parameters are whole in the result, so paddings
+  // become 0 and partition counts the number of data-parallel ranks.
   Value stage12_state(ArchiveCopy& copy, const Value& state) {
     Document& document = copy.document();
     const Value root =
@@ -66,8 +66,7 @@ class MetadataWriter {
       copy.set(root, keys::kParamGroups, copy.of(base.at(keys::kParamGroups)));
       return root;
     }
-    // Elastic files have no hyper-parameters; the loader leaves the engine's own where there are
-    // none.
+    // Elastic files have no hyper-parameters. The loader then keeps the engine's own.
     std::vector<Value> groups;
     for (size_t g = 0; g < base.as_sequence().size(); ++g) {
       Value group = document.dict();
@@ -79,8 +78,8 @@ class MetadataWriter {
   }
 
   // stage3.py load_hp_checkpoint_state_from_checkpoint_dir_stage3 reads a step, the
-  // hyper-parameters and the loss scale; rank 0's flat tensors, which ds_to_universal.py keeps, are
-  // not read.
+  // hyper-parameters and the loss scale. It does not read rank 0's flat tensors, which
+  // ds_to_universal.py keeps.
   static Value stage3_state(ArchiveCopy& copy, const TorchArchive& archive, const Value& state) {
     const auto without_flat = [&](const Value& states) {
       return copy.dict_of(states,
@@ -107,18 +106,18 @@ class MetadataWriter {
     return root;
   }
 
-  // There is no ZeRO state at stage 0; the same facts are in the optimizer's own.
+  // Stage 0 has no ZeRO state. The optimizer's own state has the same facts.
   void add_stage0_optimizer_state(std::string path) {
     const TorchArchive& archive = *checkpoint_.files().model.front().archive;
     const Value optimizer = archive.root().find_or_none(keys::kOptimizer);
-    // DeepSpeed's defaults where the configuration is not in the file, or not understood: the run
-    // that loads the folder has its own.
+    // A missing or unknown configuration gets DeepSpeed's defaults: the run that loads the folder
+    // has its own anyway.
     const RunConfig& config = checkpoint_.run_config();
     const EngineConfig engine = config.engine.value_or(EngineConfig());
     if (!optimizer.is_mapping()) {
-      throw UnsupportedError({.file = checkpoint_.files().model.front().path.string()},
-                             "has no optimizer state: a universal checkpoint is for going on with "
-                             "the training");
+      throw UnsupportedError(
+          {.file = checkpoint_.files().model.front().path.string()},
+          "has no optimizer state: a universal checkpoint is for resuming a training");
     }
     const Value wrapped = optimizer.find_or_none(keys::kOptimizerStateDict);
     const Value& inner = wrapped.is_mapping() ? wrapped : optimizer;
@@ -167,7 +166,7 @@ class MetadataWriter {
     copy.lay_out(changed, plan_, std::move(path));
   }
 
-  // universal_checkpoint_info with what the loader has to know of the experts.
+  // Returns universal_checkpoint_info with the entries on experts that the loader needs.
   Value expert_info(ArchiveCopy& copy, const Value& root, const Value& info) const {
     Document& document = copy.document();
     constexpr std::string_view kPatterns = "expert_parameter_patterns";
@@ -185,7 +184,8 @@ class MetadataWriter {
     return changed;
   }
 
-  // How the experts lay on the ranks is over; DeepSpeed keeps what the model is made of.
+  // Leaves out the distribution of experts over ranks. DeepSpeed keeps the same entries on the
+  // model.
   static Value stripped_layers(ArchiveCopy& copy, const Value& layers) {
     constexpr std::array<std::string_view, 6> kKept{"moe_layer_id",      "module_path",
                                                     "expert_key_prefix", "num_experts",

@@ -23,13 +23,13 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// Of the output folder, whether an earlier run may have written it.
+// Returns whether an earlier run may have written this file of the output folder.
 bool belongs_to_universal(const fs::path& file) {
   if (file.has_parent_path()) return *file.begin() == "zero";
   return file.native().ends_with("_model_states.pt");
 }
 
-// Of a run's files, which stay beside the shards, those that are not where the output is to be.
+// Notes the files beside the shards that the output folder will not have beside it.
 void note_files_beside(const Source& source, const fs::path& output, Job::Impl& job) {
   const Checkpoint& checkpoint = *source->checkpoint;
   std::error_code failed;
@@ -55,7 +55,7 @@ void note_files_beside(const Source& source, const fs::path& output, Job::Impl& 
 // "bytes_written"}
 class UniversalReport : public JobReport {
  public:
-  // One folder in the result: a parameter and the files it has, without ".pt".
+  // A folder of the result: a parameter and the names of its files without ".pt".
   struct Entry {
     std::string name;
     Shape shape;
@@ -102,7 +102,7 @@ class UniversalReport : public JobReport {
   }
 
   Program program = Program::deepspeed;
-  std::vector<int> stages = {};  // whose loaders take the result, rising
+  std::vector<int> stages = {};  // of the loaders that take the result, rising
 
  private:
   std::vector<Entry> entries_;
@@ -118,8 +118,7 @@ class Planner {
         starts_(checkpoint_.facts().from_weights()),
         is_foreign_(checkpoint_.facts().is_foreign()),
         stage_(starts_ ? 0 : checkpoint_.facts().zero_stage),
-        // Plain stage 3 has vectors without shapes; where the loader has to cut slices out, it
-        // needs shapes.
+        // Plain stage 3 has vectors without shapes. A loader that cuts out slices needs the shapes.
         flat_(stage_ == 3 && checkpoint_.facts().mesh.tp == 1) {
     if (source->like) initial_ = initial_states_like(*source->like);
   }
@@ -164,7 +163,7 @@ class Planner {
   }
 
  private:
-  // The loaders of stages 1 and 2 want files that stage 3's does not know, and the other way round.
+  // Stages 1 and 2 need files that the loader of stage 3 does not know, and vice versa.
   std::vector<int> stages_that_load() const {
     if (starts_ || is_foreign_) return {1, 2, 3};
     return stage_ == 3 ? std::vector<int>{3} : std::vector<int>{1, 2};
@@ -186,14 +185,15 @@ class Planner {
     note("patterns of universal_checkpoint_info that fit no parameter: " + some_of(unused));
   }
 
-  // What stage 3 reads is one step for all; and there is no training to go on with without any.
+  // Stage 3 reads one step for all parameters, and no training can continue without states.
   void check_steps() const {
     for (const Param& param : checkpoint_.params()) {
       if (!is_trained(param) || !param.states.empty()) continue;
-      throw UnsupportedError({.file = checkpoint_.tag_folder().string(), .tensor = param.name},
-                             "has no optimizer states: a universal checkpoint is for going on with "
-                             "the training")
-          .with_hint("zero-to-fp32 makes weights of it, from which to-universal makes a start");
+      throw UnsupportedError(
+          {.file = checkpoint_.tag_folder().string(), .tensor = param.name},
+          "has no optimizer states: a universal checkpoint is for resuming a training")
+          .with_hint(
+              "zero-to-fp32 writes its weights, and to-universal turns weights into a start");
     }
   }
 
@@ -210,7 +210,7 @@ class Planner {
     UniversalReport::Entry entry{param.name, saved_shape(param, flat), {}};
     const auto add = [&](const std::string& key, const TensorSource& value, bool requires_grad) {
       UniversalState state{param.name, key, value, requires_grad};
-      // The loader cuts along the first dimension even what it does not have to cut.
+      // The loader cuts every tensor along its first dimension, so a scalar needs one.
       if (!flat && value.shape().empty()) state.value = value.view({1});
       in_context({.tensor = param.name}, [&] {
         if (flat) {
@@ -230,7 +230,7 @@ class Planner {
       report_.add(std::move(entry));
       return;
     }
-    // Other frameworks may have trained in 16 bit; the loader wants masters of 32.
+    // Other frameworks may have trained in 16 bits, but the loader needs masters in 32.
     const bool widens = is_foreign_ && param.weight.dtype() != DType::float32;
     add("fp32", widens ? param.weight.to(DType::float32) : param.weight, param.requires_grad);
     for (const ParamState& state : param.states) {
@@ -243,8 +243,8 @@ class Planner {
     report_.add(std::move(entry));
   }
 
-  // Frozen parameters, buffers and tied names: in fp32, as DeepSpeed writes them, who would drop
-  // the imaginary part of complex ones. The loader does not read them, but tools do.
+  // Lays out frozen parameters, buffers and tied names in fp32, as DeepSpeed does. DeepSpeed drops
+  // the imaginary part of complex ones. The loader does not read these files, but tools do.
   void add_untrained(const Param& param) {
     TensorSource value = param.weight;
     if (can_convert(value.dtype(), DType::float32)) {
@@ -264,7 +264,7 @@ class Planner {
   InputFiles& inputs_;
   const Checkpoint& checkpoint_;
   Job::Impl job_;
-  bool starts_;  // from weights
+  bool starts_;  // the input is weights
   bool is_foreign_;
   int stage_;
   bool flat_;
@@ -280,8 +280,17 @@ Job plan_universal(const Source& source, const UniversalOptions& options) {
   if (source->like && !checkpoint.facts().from_weights()) {
     throw UsageError("--like is for weights, and the input is a checkpoint");
   }
+  if (source->like && source->like->facts().model_parallel) {
+    throw UnsupportedError({.file = source->like->tag_folder().string()},
+                           "is of a model that is split over ranks; a universal checkpoint for "
+                           "the start of a run is made like a data-parallel one only")
+        .with_hint("reshard --like makes the files of such a run's ranks");
+  }
   if (checkpoint.facts().has_given_weights()) {
     throw UsageError("other weights are given to native checkpoints: reshard");
+  }
+  if (source->options.set_change.any()) {
+    throw UsageError("another set of parameters is for native checkpoints: reshard");
   }
   refuse_renamed_slices(checkpoint);
   check_weights_are_read(checkpoint);

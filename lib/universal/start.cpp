@@ -23,7 +23,7 @@ Value initial_step(TorchArchiveWriter& writer, InitialStates::Step step) {
   return writer.tensor(TensorSource::zeros(DType::float32, {}));
 }
 
-// The steps that the first parameter was made, or that no step was made.
+// Returns the step of the first trained parameter, or a step of 0.
 Value steps_made(TorchArchiveWriter& writer, const Checkpoint& checkpoint,
                  InitialStates::Step step) {
   for (const Param& param : checkpoint.params()) {
@@ -33,7 +33,7 @@ Value steps_made(TorchArchiveWriter& writer, const Checkpoint& checkpoint,
   return initial_step(writer, step);
 }
 
-// An archive whose root is a dict, in the making.
+// An archive under construction, whose root is a dict.
 class DictFile {
  public:
   Document& document() { return writer_.document(); }
@@ -53,14 +53,14 @@ class DictFile {
   Value root_ = writer_.document().dict();
 };
 
-// A parameter group that says no hyper-parameter.
+// Returns a parameter group without hyper-parameters.
 Value bare_group(DictFile& file, std::vector<Value> numbers) {
   const Value group = file.document().dict();
   file.set(group, "params", file.document().list(std::move(numbers)));
   return group;
 }
 
-// The loader of stages 1 and 2 goes through as many groups as are listed here; no engine has more
+// The loader of stages 1 and 2 reads as many groups as this file lists. No engine has more groups
 // than parameters.
 void lay_out_optimizer_state(PlanBuilder& plan, const Checkpoint& weights,
                              InitialStates::Step step) {
@@ -74,7 +74,7 @@ void lay_out_optimizer_state(PlanBuilder& plan, const Checkpoint& weights,
   for (int64_t g = 0; g < count; ++g) groups.push_back(bare_group(file, {Document::integer(g)}));
   file.set(keys::kParamGroups, document.list(std::move(groups)));
 
-  // What stage 3 reads.
+  // Stage 3 reads these.
   const Value first = document.dict();
   file.set(first, "step", steps_made(file.writer(), weights, step));
   const Value states = document.dict();
@@ -151,8 +151,8 @@ class ModelFile {
 
 namespace {
 
-// Of an optimizer that has not made a step: its hyper-parameters are those of an Adam, torch's or
-// DeepSpeed's own, or they are not.
+// The states of an optimizer that has not made a step yet. Its hyper-parameters show whether it is
+// torch's or DeepSpeed's Adam, or another optimizer without known states.
 InitialStates states_by_settings(const Checkpoint& like) {
   const InitialStates none{.keys = {}, .step = InitialStates::Step::none};
   if (like.groups().empty()) return none;

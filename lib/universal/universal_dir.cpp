@@ -14,7 +14,7 @@ Value text_list(Document& document, const std::vector<std::string>& texts) {
   return document.list(std::move(items));
 }
 
-// What Python's pickle makes of the dataclass.
+// The same object as Python's pickle makes of the dataclass.
 Value sub_param_shape(Document& document, const SubparamShape& shape) {
   std::vector<Value> dims;
   for (const SubparamShape::Dim& dim : shape.shape) {

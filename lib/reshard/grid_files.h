@@ -1,0 +1,24 @@
+// The files of a pipeline's layers, and of experts, for other tensor-parallel ranks.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "checkpoint/regrid.h"
+#include "plan/copy_plan.h"
+#include "reshard/copies.h"
+
+namespace dsckpt {
+
+// Adds FOLDER/layer_LL[-model_TT]-model_states.pt of all layers to `plan`, cut from those of the
+// checkpoint. With `param_dtype` (ReshardTarget) the parameters have this type, rounded from the
+// masters.
+void lay_out_grid_layers(PlanBuilder& plan, const Regrid& grid, std::optional<DType> param_dtype,
+                         const std::string& folder);
+
+// The same for FOLDER/layer_L_expert_E_mp_rank_TT_model_states.pt of all experts among `files`, the
+// checkpoint's. Their tensors are rounded from the masters.
+void lay_out_grid_experts(PlanBuilder& plan, const Regrid& grid, const RankFreeFiles& files,
+                          std::optional<DType> param_dtype, const std::string& folder);
+
+}  // namespace dsckpt
