@@ -1,6 +1,6 @@
-// Asking: this process, or all ranks of its group, answer questions.
+// Asking: this process, or others with it, answer questions.
 //
-// The ranks' answers are combined as if one process had read everything.
+// Their answers are combined as if one process had read everything.
 #pragma once
 
 #include <functional>
@@ -21,18 +21,19 @@ namespace dsckpt {
 // Receives answers by items and blocks: blocks [first, first + count) of an item, and the reader of
 // a part.
 using OnAnswer = std::function<void(size_t item, size_t first, size_t count, VarintReader& part)>;
-void ask_group(const std::vector<PassItem>& items, QuestionKind kind, std::string_view question,
-               const Reading& reading, const OnAnswer& on_answer);
+void ask_readers(const std::vector<PassItem>& items, QuestionKind kind, std::string_view question,
+                 const Reading& reading, const OnAnswer& on_answer);
 
-// The answer for each item; an empty part for an item without elements. Throws as read_blocks and
-// check_sizes.
+// The answer for each item; an empty part for an item without elements, and for all if
+// `reading` only plans. Throws as read_blocks and check_sizes.
 template <typename Question>
 std::vector<typename Question::Part> ask(const std::vector<PassItem>& items,
                                          const Question& question, const Reading& reading) {
   using Part = typename Question::Part;
   check_sizes(items);
   InOrder<Part> folded(items.size());
-  if (reading.group == nullptr) {
+  if (reading.readers == nullptr) {
+    for (const PassItem& item : items) reading.progress.bytes_total += bytes_of(item);
     read_blocks(
         items, reading.threads, reading.progress, [&](const Block& block, const BlockBytes& bytes) {
           folded.add(block.item, block.number, 1, question(items[block.item], block, bytes));
@@ -40,10 +41,10 @@ std::vector<typename Question::Part> ask(const std::vector<PassItem>& items,
   } else {
     VarintWriter writer;
     question.write(writer);
-    ask_group(items, Question::kKind, writer.take(), reading,
-              [&](size_t item, size_t first, size_t count, VarintReader& part) {
-                folded.add(item, first, count, Question::read_part(part));
-              });
+    ask_readers(items, Question::kKind, writer.take(), reading,
+                [&](size_t item, size_t first, size_t count, VarintReader& part) {
+                  folded.add(item, first, count, Question::read_part(part));
+                });
   }
   std::vector<Part> parts;
   for (size_t i = 0; i < items.size(); ++i) parts.push_back(folded.take(i));

@@ -16,10 +16,10 @@
 namespace dsckpt {
 namespace {
 
-// With a second source it still stays in the second-level cache between read and use.
+// Blocks of two sources stay in the second-level cache between read and use.
 constexpr uint64_t kBlockBytes = 256 << 10;
 
-// Where the first element lies.
+// Returns the position of the first element.
 std::tuple<FileId, uint64_t> place_of(const PassItem& item) {
   std::tuple<FileId, uint64_t> place;
   const TensorSource& value = item.sources.front().value;
@@ -33,11 +33,7 @@ std::tuple<FileId, uint64_t> place_of(const PassItem& item) {
 class Pass {
  public:
   Pass(const std::vector<PassItem>& items, Progress& progress, const OnBlock& on_block)
-      : items_(items), progress_(progress), on_block_(on_block), order_(reading_order(items)) {
-    uint64_t total = 0;
-    for (const PassItem& item : items) total += bytes_of(item);
-    progress.bytes_total += total;
-  }
+      : items_(items), progress_(progress), on_block_(on_block), order_(reading_order(items)) {}
 
   void work() {
     try {
@@ -103,7 +99,7 @@ int64_t elements_of(const PassItem& item) {
   return item.sources.front().value.numel();
 }
 
-// By the largest element; a power of two.
+// Returns a power of two. The largest element type of the sources decides.
 int64_t block_elements(const PassItem& item) {
   size_t largest = 1;
   for (const PassSource& source : item.sources) {

@@ -58,9 +58,8 @@ using OnBlock =
     std::function<void(const Block& block, const std::vector<std::span<const std::byte>>& bytes)>;
 
 // Calls `on_block` for every block of every item in reading_order(); an item without elements has
-// none. `threads` is 0 for default_threads(). Adds the bytes of all elements to
-// progress.bytes_total; bytes_done counts them. Throws the errors of read_elements and `on_block`,
-// with the item's label, and InterruptedError.
+// none. `threads` is 0 for default_threads(). progress.bytes_done counts the bytes of elements.
+// Throws the errors of read_elements and `on_block`, with the item's label, and InterruptedError.
 void read_blocks(const std::vector<PassItem>& items, unsigned threads, Progress& progress,
                  const OnBlock& on_block);
 

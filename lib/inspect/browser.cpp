@@ -15,7 +15,7 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// Takes the digits at the front off `text`, and says them without the zeros before them.
+// Takes the digits at the front off `text`. Returns them without leading zeros.
 std::string_view take_number(std::string_view& text) {
   const auto end =
       static_cast<size_t>(std::find_if_not(text.begin(), text.end(), is_digit) - text.begin());
@@ -25,13 +25,14 @@ std::string_view take_number(std::string_view& text) {
   return digits;
 }
 
-// The name of a tensor as the tree has it.
+// Writes the name of a tensor in the tree.
 void tree_name(const NamedTensor& tensor, std::string& out) {
   out.assign(tensor.name);
   if (!tensor.state.empty()) out.append(".").append(tensor.state);
 }
 
-// Appends to `path` the nodes from below `node` to the one of `tensor`, whose name is `name` there.
+// Appends to `path` the nodes from below `node` to the node of `tensor`, whose name is `name` below
+// `node`.
 bool find_path(TreeNode& node, std::string_view name, const NamedTensor& tensor,
                std::vector<TreeNode*>& path) {
   expand(node);
@@ -157,7 +158,7 @@ bool Browser::find(const Patterns& patterns, bool forward) {
   const Line* line = current();
   const size_t count = tensors_.size();
   if (count == 0) return false;
-  // A module's first tensor has not been looked at yet.
+  // From a module, the search starts at its first tensor.
   const size_t start = line ? first_tensor(*line->node) : 0;
   const bool inclusive = forward && (line == nullptr || line->is_module());
   std::string name;
@@ -183,7 +184,7 @@ bool Browser::marked(const NamedTensor& tensor) const {
   return std::find(marks_.begin(), marks_.end(), &tensor) != marks_.end();
 }
 
-// The lines of the module, with the cursor on the one of `at`.
+// Shows the lines of the module, with the cursor on the line of `at`.
 void Browser::show(const TreeNode* at, bool itself) {
   TreeNode& node = *levels_.back().node;
   expand(node);
@@ -191,7 +192,7 @@ void Browser::show(const TreeNode* at, bool itself) {
   if (node.tensor != nullptr) lines_.push_back({&node, true});
   for (TreeNode& child : node.children) lines_.push_back({&child});
   module_ = {&node};
-  // Summed up in this order, sorted with the lines.
+  // Sums are in the order of the nodes, and are sorted with the lines.
   std::vector<ByKind> by_kind(lines_.size());
   Sums sums{std::vector<uint64_t>(kinds_.size()), {}};
   module_by_kind_.assign(kinds_.size(), 0);
@@ -269,7 +270,7 @@ size_t Browser::kind_of(const NamedTensor& tensor) const {
   return kind_of_[static_cast<size_t>(&tensor - tensors_.data())];
 }
 
-// The number of its first one.
+// Returns the number of the node's first tensor.
 size_t Browser::first_tensor(const TreeNode& node) const {
   const TreeNode* at = &node;
   while (at->tensor == nullptr && at->only == nullptr) at = &at->children.front();
@@ -281,7 +282,7 @@ void Browser::go_to(const NamedTensor& tensor) {
   std::string name;
   tree_name(tensor, name);
   std::vector<TreeNode*> path;
-  if (!find_path(root_, name, tensor, path)) return;  // another one of the same name
+  if (!find_path(root_, name, tensor, path)) return;  // another tensor of the same name
   const TreeNode* const target = path.back();
   const bool itself = target->has_children();
   if (!itself) path.pop_back();

@@ -29,7 +29,7 @@ constexpr std::string_view kTensors = "tensors (";
 constexpr std::string_view kFrozen = "frozen parameters";
 constexpr std::string_view kBuffers = "buffers";
 constexpr std::string_view kPadding = "padding and copies";
-constexpr std::string_view kLeft = "left of lost tensors";
+constexpr std::string_view kLeft = "remains of lost tensors";
 constexpr std::string_view kOther = "other tensors";
 constexpr std::string_view kUnreachable = "unreachable";
 constexpr std::string_view kRest = "pickles and headers";
@@ -41,12 +41,12 @@ std::vector<BytesOfKind> sorted_kinds(std::vector<BytesOfKind> kinds) {
   return kinds;
 }
 
-// What the bytes of one file are, summed up.
+// Sums of one file's bytes by kind.
 class Sums {
  public:
   explicit Sums(const InputFile& file) : file_(file) {}
 
-  // `bytes` of those in [begin, end), which count as evenly compressed.
+  // Adds `bytes` of the bytes in [begin, end), as if the range were compressed evenly.
   void add(std::string_view kind, uint64_t begin, uint64_t end, uint64_t bytes) {
     if (bytes == 0) return;
     Amount& amount = sums_[std::string(kind)];
@@ -55,7 +55,7 @@ class Sums {
                      static_cast<double>(end - begin);
   }
 
-  // With all that was not added as `rest`.
+  // Returns the sums. All other bytes of the file count as `rest`.
   FileBytes total(FileId id, std::string_view rest) const {
     Amount left{file_.size(), static_cast<double>(file_.stored_size())};
     std::vector<BytesOfKind> kinds;
@@ -81,7 +81,7 @@ class Sums {
   std::map<std::string, Amount> sums_;
 };
 
-// Disjoint ranges of one file, by where they begin.
+// Disjoint ranges of one file, sorted by begin.
 class Covered {
  public:
   // Adds [begin, end) and returns how many of its bytes are new.
@@ -102,7 +102,7 @@ class Covered {
     return fresh;
   }
 
-  // How many bytes of [begin, end) are there.
+  // Returns how many bytes of [begin, end) are covered.
   uint64_t within(uint64_t begin, uint64_t end) const {
     uint64_t sum = 0;
     auto at = ranges_.upper_bound(begin);
@@ -126,16 +126,17 @@ struct Piece {
   size_t rank;  // of the kind
 };
 
-// A tensor whose rows lie apart has a range of bytes for each row, as long as there are not too
-// many: beyond that it counts as all that it spans.
+// A tensor of separate rows has a byte range for each row. Beyond so many rows it counts as the
+// whole range around them.
 constexpr uint64_t kMaxRows = 1 << 20;
 
-// The same of all tensors of a file: any number of them can be views of the same bytes.
+// Limits for all tensors of a file together, since any number of them can be views of the same
+// bytes.
 class RangeLimits {
  public:
   explicit RangeLimits(const InputFiles& inputs) : inputs_(inputs) {}
 
-  // Whether rows of so many elements may be looked at.
+  // Returns whether rows with so many elements may be walked.
   bool take_elements(FileId file, uint64_t count) { return take(left_in(file).elements, count); }
   bool take_ranges(FileId file, uint64_t count) { return take(left_in(file).ranges, count); }
 
@@ -161,7 +162,7 @@ class RangeLimits {
   std::unordered_map<FileId, Left> left_;
 };
 
-// Calls `add` with the ranges of bytes of a tensor, by file.
+// Calls `add` with the tensor's byte ranges in each file.
 template <typename Add>
 void each_range(const TensorSource& tensor, RangeLimits& limits, const Add& add) {
   const auto add_rows = [&](const Rows& rows, uint64_t count) {
@@ -179,7 +180,7 @@ void each_range(const TensorSource& tensor, RangeLimits& limits, const Add& add)
   if (view) {
     const FileId file = view->extent.file;
     const auto count = static_cast<uint64_t>(tensor.numel());
-    // Whatever the order of its elements, what has no gaps is one range.
+    // A tensor without gaps is one range, whatever the order of its elements.
     is_known = view->extent.size != tensor.nbytes() && count <= kMaxRows &&
                limits.take_elements(file, count);
   }
@@ -199,8 +200,8 @@ std::string weights_of(DType dtype) {
   return std::string(kWeights) + std::string(torch_name(dtype)) + ")";
 }
 
-// One file of torch.save; `pieces` are those of the contents' tensors in it, most important kinds
-// first.
+// Accounts for one file of torch.save. `pieces` are the ranges of the contents' tensors in it, the
+// most important kinds first.
 FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
                   const std::vector<Piece>& pieces,
                   const KeyedMap<std::string_view, ParamKind>& kinds) {
@@ -219,7 +220,7 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
                [&](FileId, uint64_t begin, uint64_t end) { add(kind, begin, end); });
   };
 
-  // What a rank has of the module beside what was taken for the contents: copies, 16-bit weights.
+  // The rank's own part of the module: copies and 16-bit weights that the contents do not use.
   const ModuleEntries module(archive.root().find_or_none(keys::kModule));
   for (const auto& [entry, value] : module.all()) {
     if (!TorchArchive::is_tensor(value)) continue;
@@ -246,7 +247,7 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
       if (has_flat_groups && tensor.shape().size() == 1 && tensor.numel() > 1) flat.add(begin, end);
     });
   }
-  // Tensors of kinds that are not read, quantized ones say, have their storages whole.
+  // A tensor of an unreadable kind, quantised for example, counts with its whole storage.
   for (const Value& value : persistent_values(archive.root())) {
     const std::optional<std::string> key = storage_key(value);
     if (!key || viewed.contains(*key)) continue;
@@ -264,8 +265,8 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   return sums.total(archive.file(), kRest);
 }
 
-// A file with an archive for each value. What is not among the contents counts as other tensors and
-// values: states that were not asked for, settings.
+// Accounts for a file with an archive for each value. Values outside the contents, such as unread
+// states and settings, count as other tensors and values.
 FileBytes account_items(const InputFiles& inputs, FileId id, const std::vector<Piece>& pieces) {
   Sums sums(inputs[id]);
   Covered covered;
@@ -301,7 +302,7 @@ std::string kind_of_bytes(const Contents& contents, const NamedTensor& tensor) {
   if (!tensor.state.empty()) return tensor.state;
   switch (*tensor.kind) {
     case ParamKind::trainable: {
-      // Stage 0 in fp32: the optimizer works on the module's own parameters.
+      // At stage 0 in fp32 the optimizer works on the module's own parameters.
       const CheckpointFacts& facts = contents.checkpoint()->facts();
       const bool no_masters = facts.zero_stage == 0 &&
                               facts.optimizer_wrapper == EngineWrapper::plain &&
@@ -319,7 +320,7 @@ std::string kind_of_bytes(const Contents& contents, const NamedTensor& tensor) {
 std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& contents) {
   KeyedMap<std::string_view, ParamKind> kinds;
   std::vector<std::string> names;
-  names.reserve(contents.tensors().size());  // pieces point there
+  names.reserve(contents.tensors().size());  // keeps the pointers of the pieces valid
   std::vector<std::vector<Piece>> pieces(inputs.size());
   RangeLimits limits(inputs);
   for (const NamedTensor& tensor : contents.tensors()) {

@@ -21,7 +21,7 @@ namespace dsckpt {
 //   frozen parameters    those the optimizer does not own
 //   buffers              the module's persistent buffers
 //   padding and copies   of flat groups: padding, alignment, and what other ranks have too
-//   left of lost tensors of a damaged checkpoint: padding and copies of flat groups, and what is
+//   remains of lost tensors of a damaged checkpoint: padding and copies of flat groups, and what is
 //                        left of tensors that are lost in part
 //   other tensors        steps, and whatever else a program saved
 //   unreachable          in storages, but in no tensor: what a view keeps alive ("bloat")

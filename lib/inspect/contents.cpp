@@ -24,7 +24,7 @@ std::optional<ShardName> dcp_writer(std::string_view name) {
 }  // namespace
 
 UsageError no_roots_of_weights(const fs::path& path) {
-  return UsageError(path.string() + ": is no checkpoint, so there are no other roots");
+  return UsageError(path.string() + ": is not a checkpoint, so it has no other roots");
 }
 
 Contents Contents::open(InputFiles& inputs, const fs::path& path, const ContentsOptions& options) {
@@ -67,7 +67,7 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
       contents.damage_ = error;
       return contents;
     } catch (const Error&) {
-      error.raise();  // what is left does not tell what the lost files held
+      error.raise();  // the remaining files do not show the content of the lost ones
     }
   }
 }

@@ -43,7 +43,7 @@ bool is_dcp_metadata(std::string_view filename) {
   if (!filename.ends_with(kDcpMetadataName)) return false;
   filename.remove_suffix(kDcpMetadataName.size());
   if (filename.empty()) return true;
-  // "__RANK.metadata", of one rank.
+  // "__RANK.metadata" is one rank's.
   return filename.starts_with("__") && is_digits(filename.substr(2));
 }
 

@@ -37,8 +37,8 @@ class Side {
     return found == by_key_.end() ? nullptr : found->second;
   }
 
-  // Another name of `tensor`, one of this side, that `other` has as well; else nullptr. `other` is
-  // the same each time.
+  // Returns another name of `tensor`, a tensor of this side, that `other` has too, or nullptr.
+  // `other` must be the same in every call.
   const NamedTensor* shared_name(const NamedTensor& tensor, const Side& other) const {
     const Key owner = owner_of(tensor);
     const auto [known, is_new] = shared_.emplace(owner, nullptr);
@@ -58,7 +58,7 @@ class Side {
  private:
   std::map<Key, const NamedTensor*> by_key_;
   std::map<Key, std::vector<const NamedTensor*>> names_;  // by owner
-  mutable std::map<Key, const NamedTensor*> shared_;      // what shared_name() has found, by owner
+  mutable std::map<Key, const NamedTensor*> shared_;      // results of shared_name(), by owner
 };
 
 bool has_states(const DiffSide& side) {
@@ -120,7 +120,7 @@ class Comparison {
       entry.verdict = Verdict::dtype;
     } else {
       entry.as = as;
-      // Tied on both sides: what is said of the owners holds for the names.
+      // If both sides tie the names, the result for the owners holds for them too.
       const auto [known, is_new] =
           compared_.emplace(std::tuple(owner_of(a), owner_of(b), *as), items_.size());
       if (is_new) {
@@ -151,7 +151,8 @@ class Comparison {
     return std::nullopt;
   }
 
-  // Whether `tensor`, of a checkpoint, is of another type than a master, and float32 in weights.
+  // Returns whether a checkpoint's `tensor` has no float32 master, but float32 weights on the other
+  // side.
   static bool has_no_master(const Side& side, const NamedTensor& tensor, const Side& other_side,
                             const NamedTensor& other) {
     const DType type = tensor.value.dtype();
@@ -231,7 +232,7 @@ std::vector<const TensorDiff*> Diff::by_change() const {
   for (const TensorDiff& tensor : tensors) {
     if (tensor.verdict != Verdict::equal && tensor.alias_of.empty()) some.push_back(&tensor);
   }
-  // What is no number is the most that there can be.
+  // NaN and infinity are the largest differences.
   const auto rank = [](const TensorDiff* tensor) {
     if (tensor->values.differing == 0) return std::numeric_limits<double>::infinity();
     const Difference& values = tensor->values;

@@ -16,8 +16,8 @@
 namespace dsckpt {
 namespace {
 
-constexpr size_t kDeepest = 12;  // modules in modules; below them names have dots
-constexpr size_t kFlat = 12;     // tensors that are shown of a module without modules in it
+constexpr size_t kDeepest = 12;  // nested modules; deeper names keep their dots
+constexpr size_t kFlat = 12;     // tensors in the list of a module without submodules
 
 bool is_same(Verdict verdict) {
   return verdict == Verdict::equal || verdict == Verdict::within;
@@ -29,7 +29,7 @@ double distance_of(const TensorDiff& tensor) {
   return std::isnan(distance) ? HUGE_VAL : distance;
 }
 
-// A module while tensors are put into it.
+// A module to which tensors are still added.
 struct Module {
   DiffNode node;
   KeyedMap<std::string, size_t> by_name = {};  // of `children`
@@ -66,7 +66,7 @@ size_t shown_below(const DiffNode& node) {
   return shown;
 }
 
-// The tensors of `child` become those of `node` itself.
+// Moves the tensors of `child` to `node` itself.
 void take_tensors(DiffNode& node, const DiffNode& child) {
   node.tensors.insert(node.tensors.end(), child.tensors.begin(), child.tensors.end());
   node.left_out += child.left_out;
@@ -80,7 +80,7 @@ std::optional<uint64_t> number_of(const DiffNode& node) {
   return failed == std::errc() && stop == end ? std::optional(number) : std::nullopt;
 }
 
-// Layers by their numbers, whatever order a file has them in.
+// Sorts layers by number, whatever their order in the file.
 void sort_layers(std::vector<DiffNode>& nodes) {
   if (!std::all_of(nodes.begin(), nodes.end(), number_of)) return;
   std::stable_sort(nodes.begin(), nodes.end(), [](const DiffNode& a, const DiffNode& b) {
@@ -88,8 +88,8 @@ void sort_layers(std::vector<DiffNode>& nodes) {
   });
 }
 
-// Modules without anything to show count in the one above, and so do those of a single tensor; one
-// with a single child is one with it, and one with little to show is a list.
+// Modules without anything to show are only counted. A module with one tensor is merged into its
+// parent. A module with one child is merged with it, and a small one becomes a list.
 DiffNode finished(Module&& module, bool is_root) {
   DiffNode node = std::move(module.node);
   for (Module& child : module.children) {

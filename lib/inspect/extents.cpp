@@ -33,7 +33,7 @@ std::string nearest_name(const Contents& contents, const std::string& name) {
   size_t fewest = name.size() / 2 + 1;
   for (const NamedTensor& tensor : contents.tensors()) {
     if (std::max(tensor.name.size(), name.size()) > kMaxCompared) continue;
-    // "q_proj.weight" is meant as an ending, and "q_proj" as a part, more often than misspelled.
+    // "q_proj.weight" is more likely an ending, and "q_proj" a part of a name, than a misspelling.
     const bool is_part = tensor.name.find(name) != std::string::npos;
     const size_t distance = tensor.name.ends_with(name) ? 0
                             : is_part                   ? 1

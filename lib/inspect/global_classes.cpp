@@ -11,9 +11,9 @@
 namespace dsckpt {
 namespace {
 
-// Modules, with all that is in and below them. Python's own first: what starts processes and
-// threads, runs or compiles code, imports, loads pickles, opens files and connections, calls what
-// it is given, or shows the inside of the interpreter; then those of others.
+// Modules that are dangerous with all their submodules. Python's own come first. They start
+// processes or threads, run, compile, import or unpickle code, open files and connections, call
+// their arguments, or expose the interpreter.
 constexpr std::string_view kDangerousModules =
     "__main__ _aix_support _asyncio _bootsubprocess _ctypes _frozen_importlib "
     "_frozen_importlib_external _functools _imp _interpreters _io _multiprocessing _operator "
@@ -46,7 +46,7 @@ constexpr std::string_view kDangerousModules =
     "torch.utils.model_dump torch.utils.model_zoo torch.utils.tensorboard transformers.commands "
     "transformers.dynamic_module_utils twisted urllib3 virtualenv wheel yaml";
 
-// In modules that are not dangerous as a whole.
+// Dangerous names of modules that are not dangerous as a whole.
 constexpr Names kDangerousNames[] = {
     {"copyreg", "add_extension constructor dispatch_table pickle remove_extension"},
     {"dataclasses", "_create_fn _set_new_attribute make_dataclass"},
@@ -74,20 +74,20 @@ constexpr std::string_view kDangerousAnywhere =
     "__builtin__ builtins ctypes importlib nt os pickle posix pty runpy shutil socket subprocess "
     "sys";
 
-// Modules that are dangerous where they are reached as an attribute of another.
+// Modules that are dangerous as an attribute of another module.
 constexpr std::string_view kReachable =
     "__builtin__ __builtins__ _io _posixsubprocess asyncio builtins code codecs ctypes functools "
     "importlib inspect io marshal multiprocessing nt operator os pdb pickle pkgutil platform posix "
     "pty runpy shutil socket subprocess sys tempfile threading timeit types urllib warnings "
     "webbrowser zipimport";
 
-// Functions that run what they are given, wherever they are imported to.
+// Functions that run their arguments, whichever module imports them.
 constexpr std::string_view kReachableFunctions =
     "Popen __import__ attrgetter check_call check_output eval exec execfile execv execve "
     "find_class getattr getoutput getstatusoutput import_module methodcaller popen resolve_name "
     "run_module run_path spawn spawnl spawnv startfile system";
 
-// By the module or one that it is in.
+// Returns whether the module, or a package that it is in, is dangerous.
 bool is_in_dangerous_module(std::string_view module) {
   for (size_t dot = module.find('.');; dot = module.find('.', dot + 1)) {
     if (has_word(kDangerousModules, module.substr(0, dot))) return true;
@@ -95,7 +95,7 @@ bool is_in_dangerous_module(std::string_view module) {
   }
 }
 
-// Calls `visit` with each part between the dots.
+// Calls `visit` with each part between the dots until it returns true.
 template <typename Visit>
 bool any_part(std::string_view dotted, Visit&& visit) {
   for (;;) {
@@ -106,7 +106,7 @@ bool any_part(std::string_view dotted, Visit&& visit) {
   }
 }
 
-// True for a way through attributes to what a module or class imported or is made of.
+// Returns whether the name leads through attributes to other modules or to the inside of a class.
 bool reaches_danger(std::string_view module, std::string_view name) {
   const auto is_dangerous = [](std::string_view part) {
     return has_word(kDangerousAnywhere, part);
@@ -121,19 +121,19 @@ bool reaches_danger(std::string_view module, std::string_view name) {
          any_part(name, is_inside) || has_word(kReachableFunctions, last);
 }
 
-// In builtins what begins with a capital letter is an exception or a constant.
+// Names in builtins with a capital letter are exceptions and constants.
 bool is_exception(std::string_view module, std::string_view name) {
   return module == "builtins" && !name.empty() && name[0] >= 'A' && name[0] <= 'Z' &&
          name.find('.') == std::string_view::npos;
 }
 
-// Of a name that is not harmless, as Python 3 has it.
+// Classifies a name of Python 3 that is not known to be harmless.
 GlobalClass suspicion_of(std::string_view module, std::string_view name) {
   if (is_exception(module, name)) return GlobalClass::unknown;
   if (is_in_dangerous_module(module) || lists(kDangerousNames, module, name)) {
     return GlobalClass::dangerous;
   }
-  // "torch" "jit.load" is "torch.jit" "load".
+  // "torch" "jit.load" equals "torch.jit" "load".
   if (const size_t dot = name.rfind('.'); dot != std::string_view::npos) {
     const std::string owner = std::string(module) + "." + std::string(name.substr(0, dot));
     if (is_in_dangerous_module(owner) || lists(kDangerousNames, owner, name.substr(dot + 1))) {

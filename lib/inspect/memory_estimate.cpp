@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kBufferFactor = 1.5;  // additional_buffer_factor
 
-// Python's int() of a float, as far as it goes.
+// Python's int() of a float, limited to 64 bits.
 uint64_t truncated(double value) {
   constexpr double kEnd = 18446744073709551616.0;  // 2^64
   return value < kEnd ? static_cast<uint64_t>(value) : std::numeric_limits<uint64_t>::max();

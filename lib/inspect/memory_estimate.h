@@ -25,8 +25,8 @@ struct MemoryEstimate {
   std::string cpu_formula;  // "" where none was published
 };
 
-// Stages 0 and 1 follow the ZeRO paper (Rajbhandari et al., SC 2020, section 3.1 and figure 1): 16
-// bytes a parameter, and 4 + 12 / N. It has no offloading. Stage 2 follows
+// Stages 0 and 1 follow the ZeRO paper (Rajbhandari et al., SC 2020, section 3.1 and figure 1).
+// They take 16 bytes a parameter, and 4 + 12 / N. It has no offloading. Stage 2 follows
 // estimate_zero2_model_states_mem_needs (stage_1_and_2.py), stage 3
 // estimate_zero3_model_states_mem_needs (stage3.py). Both have zero_init and the factor of 1.5 for
 // buffers. `largest_layer` is counted as in their model_to_params: parameters of one module,

@@ -11,12 +11,12 @@ namespace {
 
 using namespace std::literals;
 
-// NumPy's own limit for files that it does not trust (_MAX_HEADER_SIZE) is a seventh of it.
+// NumPy's own limit for untrusted files (_MAX_HEADER_SIZE) is a seventh of this.
 constexpr uint64_t kMaxHeader = uint64_t{64} << 10;
 constexpr int kMaxNesting = 16;
 
-// Reads the text that repr() gives of NumPy's dict. Python reads it as a literal, so that the same
-// types can be written in many other ways: those are not NumPy's.
+// Reads repr() of NumPy's dict. Python reads it as a literal, so the same types can be written in
+// many other ways, but NumPy does not write those.
 class HeaderText {
  public:
   explicit HeaderText(std::string_view text) : text_(text) {}
@@ -54,7 +54,7 @@ class HeaderText {
     return value;
   }
 
-  // In single quotes, of which there is none inside.
+  // Reads a text in single quotes without escapes.
   std::optional<std::string_view> quoted() {
     if (!take("'")) return std::nullopt;
     const size_t end = text_.find_first_of("'\\\n");
@@ -64,7 +64,7 @@ class HeaderText {
     return inside;
   }
 
-  // Elements: (), (3,), (3, 4).
+  // Returns the number of elements: (), (3,), (3, 4).
   std::optional<uint64_t> shape() {
     if (!take("(")) return std::nullopt;
     uint64_t count = 1;
@@ -78,7 +78,7 @@ class HeaderText {
     return count;
   }
 
-  // Bytes of an element: of '<f4', or of [('a', '<i4'), ('b', '<f8', (2,))].
+  // Returns the bytes of an element: '<f4', or [('a', '<i4'), ('b', '<f8', (2,))].
   std::optional<uint64_t> type(int depth) {
     if (depth > kMaxNesting) return std::nullopt;
     if (!take("[")) return simple_type();

@@ -82,7 +82,7 @@ class JsonWriter {
     }
   }
 
-  // UTF-8, but for lone surrogates, which JSON only has as escapes.
+  // Writes UTF-8. JSON has lone surrogates only as escapes.
   void write_text(std::string_view text) {
     out_ << '"';
     for (size_t i = 0; i < text.size(); ++i) {

@@ -60,7 +60,7 @@ bool is_fraction(std::string_view text) {
 
 constexpr size_t kMaxDimensions = 64;
 
-// What numpy calls an element type, from dtype.__reduce__: a letter and a size in bytes, of U in
+// numpy's name of an element type in dtype.__reduce__: a letter and a size in bytes, for U in
 // characters.
 struct TypeCode {
   char letter = 0;
@@ -92,28 +92,28 @@ std::optional<TypeCode> type_code(const Value& value) {
   return std::nullopt;
 }
 
-// Of a dtype that was given its state.
+// The element type of a dtype whose state was set.
 struct ElementType {
   uint64_t size = 0;
   int64_t flags = 0;
   bool is_object() const { return flags == kObjectFlags; }
 
-  // Of PyArray_Descr. Objects: all that have to do with references.
+  // Flags of PyArray_Descr. Objects have all flags that concern references.
   static constexpr int64_t kObjectFlags = 63;
   static constexpr int64_t kTextFlags = 8;
   static constexpr int64_t kStructFlags = 16;
   static constexpr int64_t kAlignedFlag = 128;
 };
 
-// What makes sense of a pickle goes on for as long as it has bytes: calls can share arguments.
+// Limits the work by the size of the pickle, since calls can share arguments.
 constexpr uint64_t kWorkOfByte = 64;
 constexpr uint64_t kMinWork = uint64_t{1} << 20;
 constexpr size_t kMaxInner = 1000;
 constexpr size_t kMaxProblems = 100;
 constexpr size_t kMaxAttributes = 1024;
 
-// Calls can share what they copy, and give more than the bytes that ask for it. All of them may
-// take some times the file's size; small files may take this.
+// Calls can share the data that they copy, and so return more bytes than the pickle has. All calls
+// together may take some times the file's size, and at least this.
 constexpr uint64_t kFreeMemory = uint64_t{48} << 20;
 constexpr uint64_t kMemoryOfByte = 8;
 constexpr int kMaxHashedDepth = 16;
@@ -158,7 +158,7 @@ class Judge final : public pickle::Witness {
     if (entry.row == nullptr) return;
     const ObjectNode::Made made =
         result.is(Kind::object) ? result.as_object().made : ObjectNode::Made::reduce;
-    // Old-style instances, and keywords: nothing of the table is made so.
+    // The table has no old-style instances and no calls with keywords.
     const bool is_usual = made == ObjectNode::Made::reduce || made == ObjectNode::Made::newobj;
     if (!is_usual || !fits_row(*entry.row, values)) return refuse(entry, at, kArguments);
     if (result.is(Kind::object)) check_call(entry, values, at);
@@ -199,7 +199,7 @@ class Judge final : public pickle::Witness {
                             (fits("xkxxi", id) || fits("xkxxin", id) || fits("xkxxi(xii)", id)) &&
                             is_this_text(id[0], "storage");
     if (whose_ != PickleOf::torch || !is_storage) {
-      // The source of a module's class, which torch compares with the one that it finds.
+      // The source of a module's class, which torch compares with the imported class.
       const bool is_module = fits("xvxx", id) && is_this_text(id[0], "module");
       if (whose_ != PickleOf::torch || !is_module) {
         problem(at, "a persistent id that torch does not write");
@@ -242,7 +242,7 @@ class Judge final : public pickle::Witness {
 
   struct Named {
     JudgedGlobal judged;
-    const WrittenCall* row = nullptr;  // nullptr: it is not in the table
+    const WrittenCall* row = nullptr;  // nullptr: not in the table
     uint64_t pushes = 0;
     uint64_t consumed = 0;
   };
@@ -281,7 +281,8 @@ class Judge final : public pickle::Witness {
     return found == by_node_.end() ? nullptr : &names_[found->second];
   }
 
-  // What was called for `object`; of copyreg's functions, the class that they made it of.
+  // Returns the callable that made `object`. For a function of copyreg, it is the class of the
+  // object.
   Named* maker_of(Value object) {
     while (object.is(Kind::object)) {
       const ObjectNode& node = object.as_object();
@@ -332,7 +333,7 @@ class Judge final : public pickle::Witness {
     return false;
   }
 
-  // Memory, as CPython on 64 bits takes it.
+  // Memory that 64-bit CPython allocates.
 
   static uint64_t memory_of(const WrittenCall* row) {
     constexpr uint64_t kGenerator = 6000;
@@ -371,8 +372,9 @@ class Judge final : public pickle::Witness {
     is_full_ = true;
   }
 
-  // Python takes the hashes of all that is inside, as often as it is shared; of an object, of what
-  // it was made of. Does the same, for as long as there is work left.
+  // Python hashes all parts of a value, a shared part repeatedly. This counts the same work, and
+  // fails if too much is left. An object counts with the arguments and the state that it was made
+  // of.
   bool can_be_hashed(const Value& value, int depth) {
     if (!spend(1) || depth > kMaxHashedDepth) return false;
     const auto can_all = [&](Values values) {
@@ -407,7 +409,7 @@ class Judge final : public pickle::Witness {
     attributes.push_back(attribute);
   }
 
-  // Whether it is what getattr gave, a class of the table.
+  // Returns whether the value is the result of getattr, a class of the table.
   bool is_inner_class(const Value& value) {
     if (!value.is(Kind::object) || !value.as_object().callable.is(Kind::global)) return false;
     const Named* function = known(value.as_object().callable);
@@ -449,14 +451,14 @@ class Judge final : public pickle::Witness {
 
   bool fits_row(const WrittenCall& row, Values values) { return fits_any(row.arguments, values); }
 
-  // How many elements a byte of such a storage has.
+  // Returns how many elements a byte of the storage holds.
   static uint64_t packed_in(const Value& storage) {
     if (!storage.is(Kind::global)) return 1;
     const std::string_view name = storage.as_global().second;
     return name == "QUInt4x2Storage" ? 2 : name == "QUInt2x4Storage" ? 4 : 1;
   }
 
-  // What a pattern cannot say.
+  // Checks rules that patterns cannot express.
   void check_call(Named& entry, Values values, uint64_t at) {
     const std::string_view name = entry.judged.named.name;
     if (name == "_rebuild_from_type" || name == "_rebuild_from_type_v2") {
@@ -472,7 +474,7 @@ class Judge final : public pickle::Witness {
       const auto count = name == "scalar" ? std::optional<uint64_t>(1) : elements_of(values[2]);
       if (element.is_object() || !holds(count, element.size, data)) refuse(entry, at, kArguments);
     } else if (name == "_rebuild_qtensor") {
-      // It makes an empty tensor of that size before it takes the storage.
+      // The function makes an empty tensor of this size before it takes the storage.
       const Values id = values[0].persistent_id().sequence_or_empty();
       const auto count = elements_of(values[2]);
       const auto most = id.size() < 5 ? std::nullopt : natural(id[4]);
@@ -513,7 +515,7 @@ class Judge final : public pickle::Witness {
         if (!accepts(pattern[at], value)) return false;
         continue;
       }
-      const size_t close = pattern.find(')', at);  // of tuples without another one inside
+      const size_t close = pattern.find(')', at);  // of a tuple without an inner tuple
       const size_t inner_open = pattern.find('(', at + 1);
       const size_t end = inner_open < close ? pattern.find(')', close + 1) : close;
       if (!value.is(Kind::tuple) ||
@@ -585,7 +587,7 @@ class Judge final : public pickle::Witness {
     }
   }
 
-  // Whether a name is, or a result was given by, what the letter stands for.
+  // Returns whether a name, or the callable of a result, has the role of the letter.
   bool is(char letter, const Value& value) {
     if (value.is(Kind::global)) {
       const Named* entry = known(value);
@@ -600,7 +602,7 @@ class Judge final : public pickle::Witness {
     return entry != nullptr && entry->row == nullptr;
   }
 
-  // Texts of Python 2 are bytes.
+  // Python 2's str is read as bytes.
   static bool is_bytes(const Value& value) {
     return value.is(Kind::bytes) || value.is(Kind::byte_array);
   }
@@ -637,7 +639,7 @@ class Judge final : public pickle::Witness {
     return key.is(Kind::string) && key.as_string().starts_with("__");
   }
 
-  // Items of one dict are looked at once; a key that comes again keeps its place.
+  // Visits each item of a dict once. New keys stand at the end.
   template <typename Fits>
   bool all_keys(const Value& dict, Fits&& fits) {
     const auto& items = dict.as_dict().items;
@@ -657,7 +659,7 @@ class Judge final : public pickle::Witness {
            });
   }
 
-  // Of an object of an unknown class.
+  // Returns whether an object of an unknown class would get an attribute like `__class__`.
   bool has_dunder_key(const Value& state) {
     const auto is_bad = [&](const Value& value) {
       return value.is(Kind::dict) &&
@@ -718,7 +720,7 @@ class Judge final : public pickle::Witness {
     return data.is(Kind::string) && data.as_string().size() == bytes;
   }
 
-  // (version, shape, type, is Fortran's, data); the first was not there before NumPy 1.0.
+  // (version, shape, type, is Fortran's, data). NumPy before 1.0 has no version.
   bool is_array_state(const Value& state) {
     Values parts = state.is(Kind::tuple) ? state.as_sequence() : Values();
     if (parts.size() == 5 && is_number(parts[0], 1)) parts = parts.subspan(1);
@@ -774,7 +776,7 @@ class Judge final : public pickle::Witness {
     return is_this_text(value, "<") || is_this_text(value, ">");
   }
 
-  // An array of one type, or fields that lie inside; without objects.
+  // Accepts an array of one type, or fields inside the element, without objects.
   bool is_structure(const Value& type, Values parts, ElementType whole) {
     const auto alignment = natural(parts[6]);
     if (!is_number(parts[5], static_cast<int64_t>(whole.size)) || !alignment || *alignment > 16) {
@@ -821,7 +823,7 @@ class Judge final : public pickle::Witness {
       flags |= element.flags & (ElementType::kTextFlags | ElementType::kStructFlags);
     }
     whole.flags = flags;
-    // NumPy 1 writes a signed char.
+    // NumPy 1 writes the flags as a signed char.
     const int64_t aligned = flags | ElementType::kAlignedFlag;
     return is_number(parts[7], flags) || is_number(parts[7], aligned) ||
            is_number(parts[7], aligned - 256);

@@ -20,7 +20,7 @@ using pickle::ObjectNode;
 using pickle::Value;
 
 constexpr size_t kShownBytes = 200;
-// Of plain values, in a row.
+// Plain values on one line.
 constexpr size_t kMaxInline = 12;
 
 std::string escaped(unsigned code, const char* form) {
@@ -29,7 +29,7 @@ std::string escaped(unsigned code, const char* form) {
   return text.data();
 }
 
-// As Python's repr() of a str, or with `raw` of bytes.
+// Python's repr() of a str, or with `raw` of bytes.
 std::string quoted(std::string_view text, bool raw) {
   std::string out = "'";
   for (size_t i = 0; i < text.size(); ++i) {
@@ -48,7 +48,7 @@ std::string quoted(std::string_view text, bool raw) {
       i += 2;
     } else if (!raw && byte == 0xC2 && i + 1 < text.size() &&
                static_cast<unsigned char>(text[i + 1]) < 0xA0) {
-      // C1 control characters mean something to terminals.
+      // Terminals interpret C1 control characters.
       out += escaped(static_cast<unsigned char>(text[++i]), "\\x%02x");
     } else {
       out += text[i];
@@ -65,7 +65,7 @@ std::string listed(const std::vector<int64_t>& numbers) {
   return out + "]";
 }
 
-// Control characters of a name as escapes, without quotes.
+// Escapes control characters of a name, without quotes.
 std::string plain(std::string_view name) {
   const std::string text = quoted(name, false);
   return text.substr(1, text.size() - 2);
@@ -190,7 +190,7 @@ class TextWriter {
     }
   }
 
-  // The arguments of a call; as a value where they are shared.
+  // Writes the arguments of a call. Shared arguments are written as one value.
   void write_arguments(const Value& arguments) {
     if (!arguments.is(Kind::tuple) || shared_.is_shared(arguments)) {
       out_ << "(*";
@@ -253,7 +253,7 @@ class TextWriter {
   uint32_t indent_ = 0;
 };
 
-// What is left of `path` behind `key`; nullopt if it does not begin with it.
+// Returns the rest of `path` after `key`, or nullopt if it does not begin with `key`.
 std::optional<std::string_view> behind(std::string_view path, std::string_view key) {
   if (!path.starts_with(key)) return std::nullopt;
   if (path.size() == key.size()) return std::string_view();

@@ -29,7 +29,7 @@ bool is_container(const Value& value) {
 }
 
 SharedContainers::SharedContainers(const Value& root) {
-  std::unordered_map<const void*, bool> seen;  // whether twice
+  std::unordered_map<const void*, bool> seen;  // true if it was seen twice
   std::vector<Value> open{root};
   const auto add = [&](const Value& value) {
     if (is_container(value)) open.push_back(value);
@@ -80,7 +80,7 @@ SharedContainers::Number SharedContainers::meet(const Value& container) {
 std::optional<TensorInfo> tensor_of(const TorchArchive* archive, const Value& value) {
   if (archive == nullptr || !TorchArchive::is_tensor(value)) return std::nullopt;
   const ObjectNode& object = value.as_object();
-  // What the tensor's own fields do not say.
+  // The tensor's own fields lack these.
   if (object.has_state || !object.items.empty() || !object.mapping.items.empty()) {
     return std::nullopt;
   }

@@ -20,7 +20,7 @@ std::optional<int64_t> read_index(VarintReader& reader) {
   return index == 0 ? std::nullopt : std::optional(static_cast<int64_t>(index - 1));
 }
 
-// Two float64 have all that an Exact can be.
+// Two float64 hold every value of an Exact.
 void write_exact(VarintWriter& writer, Exact value) {
   const auto high = static_cast<double>(value);
   writer.real(high);

@@ -1,5 +1,5 @@
 // Questions: facts to find out in a pass over tensors and files. A question is data, so that it can
-// be sent to the ranks of a group. Their answers are combined as if one process had read
+// be sent to the ranks of a run. Their answers are combined as if one process had read
 // everything.
 //
 // A question about blocks of tensors has
@@ -49,7 +49,7 @@ struct StatisticsQuestion {
 struct DifferenceQuestion {
   using Part = Difference;
   static constexpr QuestionKind kKind = QuestionKind::difference;
-  static constexpr bool kFolds = true;
+  static constexpr bool kFolds = false;
 
   std::optional<Tolerance> tolerance = {};
 

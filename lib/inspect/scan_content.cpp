@@ -38,20 +38,22 @@ constexpr uint64_t kHead = kFormHead;
 constexpr int kMaxZipNesting = 4;
 constexpr uint64_t kMaxPickles = 10000;  // in a row
 constexpr size_t kTorchPickles = 5;      // of a legacy torch file, before its storages
-constexpr size_t kObject = 3;            // the one of them that has the tensors
-constexpr size_t kKeys = 4;              // and the one that lists the storages
+constexpr size_t kObject = 3;            // index of the pickle with the tensors
+constexpr size_t kKeys = 4;              // index of the pickle with the list of storages
 constexpr uint64_t kMaxInflated = uint64_t{64} << 20;
-// Bytes parsed and inflated for one file, beyond some times its size: DCP's ranges can overlap.
+// Limits the parsed and inflated bytes of a file, besides some times its size: DCP's ranges can
+// overlap.
 constexpr uint64_t kMaxWork = uint64_t{1} << 30;
 constexpr uint64_t kMaxWorkRatio = 4;
 constexpr uint64_t kWindow = uint64_t{1} << 20;
-// Values take many times the bytes of their pickle, which may take many times those of the file.
+// Values take many times the bytes of their pickle, and a deflated pickle many times those of the
+// file.
 constexpr uint64_t kMaxDeflatedPickle = uint64_t{512} << 10;
-// Of a broken zip: how many records are looked for, and how much of each.
+// Limits for a broken zip: the records to look for, and the bytes of each.
 constexpr int kMaxFoundRecords = 10000;
 constexpr uint64_t kMaxFound = uint64_t{4} << 20;
-// Memo indices of what is no pickle from here on count: its unpickler gets hundreds of times as
-// large as the file.
+// A memo index from here on counts even if the bytes are not a pickle. An unpickler would need
+// hundreds of times the file's size in memory.
 constexpr uint64_t kFarIndex = uint64_t{1} << 22;
 
 std::string display_of(const NamedGlobal& global) {
@@ -84,10 +86,10 @@ bool is_dotted_name(std::string_view text) {
   });
 }
 
-// Why bytes that are no pickle are not harmless all the same; "" if no unpickler does anything with
-// them: until every one has stopped with an error, they name nothing. No module has a name of other
-// characters than is_dotted_name() takes. A name that is made while a pickle runs is made by
-// calling another. The codes of extensions mean nothing but to programs that registered some.
+// Returns why bytes that are not a pickle could do harm, or "". They are harmless if every
+// unpickler fails before they name anything. Module names have no characters but those of
+// is_dotted_name(). Names made at run time need a call of another name. Extension codes affect only
+// programs that registered some.
 std::string harm_of(const Trace& trace, bool counts_memory) {
   for (const NamedGlobal& global : trace.globals) {
     if (global.offset < trace.died && global.form == NamedGlobal::Form::name &&
@@ -105,17 +107,17 @@ std::string harm_of(const Trace& trace, bool counts_memory) {
   return "";
 }
 
-// Whether what was traced is the beginning of more, and its end is not known by it.
+// Returns whether the traced bytes may continue, since an unpickler would not fail in them.
 bool may_go_on(const Trace& trace) {
   return trace.died == Trace::kNowhere || (trace.is_truncated && trace.died == trace.end);
 }
 
 struct Inflated {
   std::vector<std::byte> bytes;
-  bool is_whole = false;  // the stream ends where its bytes do
+  bool is_whole = false;  // the stream ends at the end of its bytes
 };
 
-// Inflates a raw deflate stream, up to `most` bytes of what it gives.
+// Inflates a raw deflate stream to at most `most` bytes.
 Inflated inflate(const ByteSource& source, uint64_t most) {
   z_stream stream{};
   if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) return {};
@@ -149,17 +151,17 @@ Inflated inflate(const ByteSource& source, uint64_t most) {
   return out;
 }
 
-// What is looked at: a file, a record, or a part of one.
+// A file, a record, or a part of one, to be scanned.
 struct Part {
   ByteSource source;
-  std::string record = {};  // "": it is the file
-  // Where it lies, if the file has it as it is.
+  std::string record = {};  // "": the whole file
+  // The part's range in the file, unless it is compressed.
   std::optional<Extent> extent = {};
-  bool is_expected = false;  // to be a pickle, or something with pickles in it
+  bool is_expected = false;  // to be a pickle, or to contain pickles
   bool is_torch = false;     // a pickle of torch's zips, with persistent ids
-  bool is_cut = false;       // more comes behind it, which is not known
-  bool is_deflated = false;  // the file has it in fewer bytes
-  uint64_t base = 0;         // offsets count from there
+  bool is_cut = false;       // more bytes follow, which are unknown
+  bool is_deflated = false;  // compressed in the file
+  uint64_t base = 0;         // added to all offsets
 
   bool is_file() const { return record.empty(); }
 };
@@ -172,8 +174,8 @@ class ContentScanner {
         result_(result),
         budget_(kMaxWork + kMaxWorkRatio * file.size()) {}
 
-  // True if there is nothing in the file but `items`, each a whole zip, and no reader that takes it
-  // for one zip finds another directory in it. What all of them name alike is kept once.
+  // Returns true if the file consists of `items` only, each a whole zip, and a reader of the whole
+  // file would find no other directory. Names that several items share are kept once.
   bool scan_items(const std::vector<DcpItem>& items) {
     in_items_ = true;
     uint64_t end = 0;
@@ -187,7 +189,7 @@ class ContentScanner {
     return is_whole && end == input_.size() && !has_other_directory();
   }
 
-  // The whole file, and what is known to lie in it.
+  // Scans the whole file, and known structures in it.
   void scan_file() {
     const ByteSource source = source_of(input_);
     scan({.source = source,
@@ -217,7 +219,7 @@ class ContentScanner {
     explain_zip(part);
   }
 
-  // False, and says so once, if more was done for this file than it is worth.
+  // Returns false if the file's work is used up, and reports that once.
   bool spend(const std::string& record, uint64_t bytes) {
     if (bytes <= budget_) {
       budget_ -= bytes;
@@ -249,11 +251,11 @@ class ContentScanner {
       return;
     }
     if (head.starts_with("\x93NUMPY"sv)) return scan_numpy(part);
-    // Of storages and texts some begin like the less certain ones by chance.
+    // Some storages and texts begin like these containers by chance, unless the form is certain.
     if (const auto container = container_of(head, part.is_file() || part.is_expected)) {
       return add_unreadable(part.record, std::string(*container));
     }
-    // Readers of tars that pass over blocks which are none.
+    // Some readers of tars skip invalid blocks.
     if (part.is_file() && is_tar(as_text(part.source.read(kHead, kHead)))) {
       return add_unreadable(part.record, "tar archive behind another block");
     }
@@ -269,7 +271,8 @@ class ContentScanner {
     }
   }
 
-  // Pickles, one after the other. False if these are none. `is_sure`: a loader takes it for one.
+  // Scans consecutive pickles. Returns false if there are none. `is_sure`: a loader takes the part
+  // for one.
   bool scan_pickles(const Part& part, std::string_view head, bool is_sure) {
     const bool is_torch = torch_form(head) == TorchForm::pickles;
     if (!is_sure && !is_torch && is_nothing(part, head)) return false;
@@ -303,7 +306,7 @@ class ContentScanner {
     return is_pickle;
   }
 
-  // Whether no unpickler does anything with the part, as far as its first bytes tell.
+  // Returns whether unpicklers certainly fail in the first bytes before they do anything.
   bool is_nothing(const Part& part, std::string_view head) const {
     const Trace start = pickle::trace(ByteSource(as_byte_span(head)));
     return !may_go_on(start) && harm_of(start, part.is_file()).empty();
@@ -332,7 +335,7 @@ class ContentScanner {
     }
     for (const std::string& problem : judged.problems) refuse(part.record, problem);
     if (part.is_torch) claims_ = std::move(judged.storages);
-    // Programs load these again.
+    // Programs unpickle these bytes again.
     if (nesting_ >= kMaxZipNesting) return;
     ++nesting_;
     for (const InnerBytes& inner : judged.inner) {
@@ -342,7 +345,7 @@ class ContentScanner {
     --nesting_;
   }
 
-  // Of what is no pickle that anybody writes: whether it is dangerous, and by what.
+  // Decides whether bytes that no pickler writes are dangerous, and reports the reason.
   bool explain(const Part& part, uint64_t at, bool is_pickle, const Error& error) {
     const Trace trace = pickle::trace(part.source.from(at));
     const std::string harm = harm_of(trace, part.is_file());
@@ -365,7 +368,7 @@ class ContentScanner {
     } else if (is_pickle || trace.whole()) {
       refuse(part.record, why);
     } else {
-      // A name alone may be that of a file of words.
+      // A name that is never used may come from a list of words.
       const bool is_run =
           trace.globals.empty() ||
           std::any_of(trace.globals.begin(), trace.globals.end(), [](const NamedGlobal& global) {
@@ -377,8 +380,8 @@ class ContentScanner {
     return true;
   }
 
-  // torch/serialization.py, _legacy_load: behind the pickles lies each storage, its number of
-  // elements first.
+  // torch/serialization.py, _legacy_load: the storages follow the pickles, each after its number of
+  // elements.
   void check_storages(const Part& part, uint64_t at, const std::vector<ClaimedStorage>& claims,
                       const std::vector<std::string>& keys) {
     KeyedMap<std::string, const ClaimedStorage*> known;
@@ -394,7 +397,8 @@ class ContentScanner {
                             part.source.size() - at - sizeof(int64_t) >= storage.bytes;
       if (!is_there) return refuse(part.record, "storage " + key + " is not all there");
       if (load_le<uint64_t>(count.data()) != storage.bytes / storage.item) {
-        return refuse(part.record, "storage " + key + " has another size than its tensors say");
+        return refuse(part.record,
+                      "storage " + key + " has a different size than its tensors give");
       }
       at += sizeof(int64_t) + storage.bytes;
       known.erase(found);
@@ -437,7 +441,7 @@ class ContentScanner {
     return outer.empty() ? name : outer + " > " + name;
   }
 
-  // False if it is not one that every reader understands alike.
+  // Returns false unless all readers understand the zip alike.
   bool scan_zip(const Part& part) {
     if (part.is_file()) is_zip_ = true;
     if (!part.extent || nesting_ >= kMaxZipNesting) {
@@ -450,7 +454,7 @@ class ContentScanner {
       const ZipReader zip =
           ZipReader::open(input_, *part.extent, ZipReader::Records::stored_or_deflated);
       if (!spend(part.record, zip.entries().size() * zip::kCentralSize)) return false;
-      uint64_t directory = part.extent->offset;  // it begins where the last record ends
+      uint64_t directory = part.extent->offset;  // begins after the last record
       for (const ZipEntry& entry : zip.entries()) {
         is_whole = scan_record(part, zip, entry) && is_whole;
         directory = std::max(directory, entry.limit);
@@ -498,7 +502,7 @@ class ContentScanner {
     return check_claims(zip, name, record.record);
   }
 
-  // Of torch's zips: a record for each storage, of its size.
+  // Checks that torch's zip has a record of the right size for each storage.
   bool check_claims(const ZipReader& zip, const std::string& name, const std::string& record) {
     for (const ClaimedStorage& claim : std::exchange(claims_, {})) {
       const std::string wanted = name.substr(0, name.size() - ".pkl"sv.size()) + "/" + claim.key;
@@ -513,8 +517,7 @@ class ContentScanner {
     return true;
   }
 
-  // Names what the records of a zip would run that readers could find in it, by its local headers
-  // alone.
+  // Reports the names in records that readers could find in a broken zip by local headers alone.
   void explain_zip(const Part& part) {
     constexpr std::string_view kSignature = "PK\3\4"sv;
     int found = 0;
@@ -530,7 +533,7 @@ class ContentScanner {
     }
   }
 
-  // `source` starts with a local header, or what looks like one (APPNOTE 4.3.7).
+  // `source` begins with a local header, or with the same bytes by chance (APPNOTE 4.3.7).
   void explain_record(const ByteSource& source, const std::string& zip) {
     const std::vector<std::byte> header = source.read(0, zip::kLocalSize);
     if (header.size() < zip::kLocalSize) return;
@@ -555,7 +558,7 @@ class ContentScanner {
     }
   }
 
-  // A zip behind something else: readers that look for the directory at the end find it.
+  // Finds a zip after other bytes, as readers do that search for its directory at the end.
   void find_hidden_zip(const ByteSource& source) {
     if (is_zip_) return;
     constexpr uint64_t kReach = zip::kEndSize + 0xFFFF;
@@ -570,8 +573,8 @@ class ContentScanner {
     }
   }
 
-  // Whether a directory ends where this end record begins; if zip64's are before it, they say
-  // where.
+  // Returns whether a directory ends where this end record begins, or zip64's end records come
+  // before it.
   static bool ends_directory(const ByteSource& source, uint64_t end) {
     const std::vector<std::byte> record = source.read(end, zip::kEndSize);
     if (record.size() < zip::kEndSize) return false;
@@ -582,7 +585,7 @@ class ContentScanner {
     return stands_before(zip::kLocatorSize, "PK\6\7"sv) || stands_before(size, "PK\1\2"sv);
   }
 
-  // What torch.load makes of a part of the file. True if that is a whole zip.
+  // Scans a part of the file as torch.load would read it. Returns whether it is a whole zip.
   bool scan_item(const DcpItem& item) {
     if (item.offset > input_.size() || item.size > input_.size() - item.offset) {
       refuse(item.name, "lies beyond the end of the file");
@@ -599,8 +602,8 @@ class ContentScanner {
     return false;
   }
 
-  // torch counts the place of a directory from the start of a file, even if other bytes were put
-  // before its zip: whether that leads to one that is not of the zips that were scanned.
+  // torch counts a directory's offset from the start of the file, even if other bytes precede its
+  // zip. Returns whether such an offset leads to a directory outside the scanned zips.
   bool has_other_directory() const {
     if (directories_.empty()) return false;
     const auto& [last, begin] = *directories_.rbegin();
@@ -616,14 +619,14 @@ class ContentScanner {
   bool is_zip_ = false;
   int nesting_ = 0;
   bool in_items_ = false;
-  std::vector<ClaimedStorage> claims_;                                // by the pickle of a record
+  std::vector<ClaimedStorage> claims_;                                // of a record's pickle
   std::set<std::string> explained_;                                   // zips
-  std::set<std::pair<std::string, std::vector<std::string>>> known_;  // harmless, of items
-  // Of zips that are parts of the file: where their directories begin, and they themselves.
+  std::set<std::pair<std::string, std::vector<std::string>>> known_;  // harmless names in items
+  // For zips that are parts of the file: the begin of the directory, and of the zip.
   std::map<uint64_t, uint64_t> directories_;
 };
 
-// Those of a file that nothing but its name tells: one zip after the other.
+// Finds the items of a file that no `.metadata` describes: zips, one after the other.
 std::vector<DcpItem> items_in_a_row(const InputFile& file) {
   std::vector<DcpItem> items;
   for (const Extent& zip : zips_in_a_row(file, 0)) {
@@ -634,7 +637,7 @@ std::vector<DcpItem> items_in_a_row(const InputFile& file) {
 
 }  // namespace
 
-// Part by part, and where that does not account for all of the file, as a whole.
+// Scans part by part. If the parts do not account for the whole file, it is scanned as a whole.
 void scan_content(const InputFile& file, const std::vector<DcpItem>& items, ScanResult& result) {
   bool is_whole = false;
   if (!items.empty() || file.display().ends_with(kDcpDataSuffix)) {

@@ -24,7 +24,7 @@ struct Signature {
   std::string_view bytes;
 };
 
-// What pickles are wrapped in and is not unwrapped here.
+// Compressed forms and archives that are not opened here.
 constexpr Signature kContainers[] = {
     {"7z archive", 0, "7z\xBC\xAF\x27\x1C"sv},
     {"gzip file", 0, "\x1F\x8B\x08"sv},
@@ -33,13 +33,13 @@ constexpr Signature kContainers[] = {
      "7zXZ\0"sv},
     {"bzip2 file", 0, "BZh"sv},
     {"zstd file", 0, "\x28\xB5\x2F\xFD"sv},
-    {"zstd file", 1, "\x2A\x4D\x18"sv},  // with a frame before it that is passed over
+    {"zstd file", 1, "\x2A\x4D\x18"sv},  // after a skippable frame
     {"lz4 file", 0, "\x04\x22\x4D\x18"sv},
     {"lz4 file", 0, "\x02\x21\x4C\x18"sv},  // the legacy form
     {"RAR archive", 0, "Rar!\x1A\x07"sv},
     {"tar archive", 257, "ustar"sv},
 };
-// Names of files that are pickles, or zips or legacy torch files with pickles in them.
+// Endings of files that are pickles, or that are zips or legacy torch files with pickles.
 constexpr std::array kPickleNames = {".pkl"sv, ".pickle"sv, ".pt"sv,      ".pth"sv,
                                      ".bin"sv, ".ckpt"sv,   ".joblib"sv,  ".distcp"sv,
                                      ".p"sv,   ".dat"sv,    ".metadata"sv};
@@ -55,7 +55,7 @@ std::optional<std::string_view> match(const Signature (&table)[N], std::string_v
   return std::nullopt;
 }
 
-// RFC 1950: a header that fits, and a beginning that can be inflated.
+// Checks RFC 1950: the header is valid, and the first bytes can be inflated.
 bool is_zlib(std::string_view head) {
   if (head.size() < 2 || (head[0] & 0x0F) != Z_DEFLATED) return false;
   z_stream stream{};
@@ -71,14 +71,14 @@ bool is_zlib(std::string_view head) {
   return status == Z_STREAM_END || (status == Z_OK && stream.total_out > 0);
 }
 
-// The form before xz: properties, the dictionary's size, the content's size (lzma.FORMAT_ALONE).
+// The predecessor of xz: properties, the dictionary's size, the content's size (lzma.FORMAT_ALONE).
 bool is_lzma(std::string_view head) {
   constexpr uint64_t kMostContent = uint64_t{1} << 40;
   if (head.size() < 13 || static_cast<unsigned char>(head[0]) >= 9 * 5 * 5) return false;
   const auto* bytes = reinterpret_cast<const std::byte*>(head.data());
   const auto dictionary = load_le<uint32_t>(bytes + 1);
   const auto content = load_le<uint64_t>(bytes + 5);
-  // 2^n or 2^n + 2^(n-1), as liblzma takes it (lzma_alone_decoder).
+  // liblzma accepts 2^n and 2^n + 2^(n-1) (lzma_alone_decoder).
   const uint32_t rest = dictionary & (dictionary - 1);
   const bool is_size = dictionary == ~uint32_t{0} ||
                        (dictionary >= 1 << 12 && (rest == 0 || (dictionary ^ rest) == rest >> 1));

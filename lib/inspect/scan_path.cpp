@@ -19,8 +19,8 @@ namespace {
 struct FoundFile {
   fs::path path;
   std::string display;
-  std::string refused;              // why it is not read, or ""
-  std::vector<DcpItem> items = {};  // that DCP loads of it
+  std::string refused;              // why the file is not read, or ""
+  std::vector<DcpItem> items = {};  // parts that DCP loads
 };
 
 std::string refusal_of(const fs::directory_entry& entry) {
@@ -81,8 +81,9 @@ ScanResult scan_file(const FoundFile& found) {
   return result;
 }
 
-// The files of DCP checkpoints, with what a `.metadata` says is in them: those that were found, and
-// where only the `.metadata` was scanned, those beside it. What cannot be followed is unreadable.
+// The files of DCP checkpoints, with the items that their `.metadata` lists. If only the
+// `.metadata` is scanned, the files beside it are added. An item in a missing file counts as
+// unreadable.
 class DcpFiles {
  public:
   DcpFiles(std::vector<FoundFile>& files, ScanResult& result) : files_(files), result_(result) {
@@ -90,14 +91,14 @@ class DcpFiles {
   }
 
   void follow(const FoundFile& metadata) {
-    // Others have files of this name too, which are texts.
+    // Other programs use this name for texts.
     if (!metadata.refused.empty() || scan_file(metadata).pickles == 0) return;
     try {
       for (DcpFile& part : dcp_items(InputFile(metadata.path, metadata.display))) {
         add(metadata, std::move(part));
       }
     } catch (const Error& error) {
-      give_up(metadata, "what is loaded by it cannot be told: " + error.message());
+      give_up(metadata, "the files that it loads are unknown: " + error.message());
     }
   }
 

@@ -30,7 +30,7 @@ std::vector<ListedShard> listed_shards(const fs::path& path, const ContentsOptio
                       found == why.end() ? "" : found->second});
   }
   Folders folders;
-  // Of torch.distributed.checkpoint: its files are opened by what `.metadata` says of them.
+  // The data files of torch.distributed.checkpoint belong to their `.metadata`.
   for (const fs::path& metadata : folder.dcp_metadata) {
     std::vector<fs::path> files = dcp_data_files(folders[metadata.parent_path()]);
     files.insert(files.begin(), metadata);

@@ -24,7 +24,7 @@ std::string joined(const std::set<std::string>& parts) {
   return text;
 }
 
-// Stage 3 leaves tensors without elements in `module`, of the type that the parameters had.
+// Stage 3 keeps empty tensors in `module`, whose type is that of the parameters.
 std::string precision_of(const Contents& contents) {
   std::set<std::string> types;
   if (!contents.checkpoint()) {
@@ -36,7 +36,7 @@ std::string precision_of(const Contents& contents) {
     return joined(types);
   }
   const Checkpoint& checkpoint = *contents.checkpoint();
-  if (checkpoint.files().model.empty()) {  // of another framework: there are no copies
+  if (checkpoint.files().model.empty()) {  // another framework's checkpoint has no copies
     for (const Param& param : checkpoint.params()) {
       if (is_trained(param)) types.insert(std::string(torch_name(param.weight.dtype())));
     }
@@ -159,6 +159,7 @@ Summary summarize(const InputFiles& inputs, const Contents& contents) {
   summary.kinds = total_kinds(files);
   share_bytes(inputs, contents, files, summary);
   list_other_files(contents, summary);
+  if (contents.checkpoint() != nullptr) summary.grid = grid_of(*contents.checkpoint());
   return summary;
 }
 

@@ -8,6 +8,7 @@
 
 #include "inspect/byte_kinds.h"
 #include "inspect/contents.h"
+#include "inspect/grid.h"
 #include "inspect/memory_estimate.h"
 #include "io/input_file.h"
 
@@ -45,6 +46,7 @@ struct Summary {
   std::vector<BytesOfKind> kinds;
   // By mp rank, then dp rank; empty if the files have no ranks.
   std::vector<RankShare> ranks;
+  std::vector<GridRank> grid;  // grid_of(checkpoint)
   // Files of the tag's folder other than the shards that were read, with their sizes.
   std::vector<std::pair<std::string, uint64_t>> other_files;
 

@@ -9,8 +9,8 @@
 namespace dsckpt {
 namespace {
 
-// For each tensor the index of the one that is read for it: itself, or the one it is tied to, or of
-// several tied to what is not given the first.
+// Returns for each tensor the index of the tensor that is read in its place: itself, or its owner.
+// If the owner is not given, it is the first of the names that are tied to it.
 std::vector<size_t> owners_of(const std::vector<NamedTensor>& tensors) {
   std::map<std::pair<std::string, std::string>, size_t> known;  // by name and state
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -28,15 +28,15 @@ std::vector<size_t> owners_of(const std::vector<NamedTensor>& tensors) {
   return owners;
 }
 
-// A tensor that repeats its elements is read without them where it is so large that it would take
-// time; only then, since sums differ in their last digits.
+// A larger tensor is read without repeated elements, to save time. Smaller ones are not, since sums
+// differ in their last digits.
 constexpr int64_t kMostRepeated = 16 << 20;
 
 TensorSource read_for(const TensorSource& tensor) {
   return tensor.numel() > kMostRepeated ? tensor.without_repeats() : tensor;
 }
 
-// Of elements that each come `times` times.
+// Returns the statistics of elements that are repeated `times` times.
 Statistics repeated(Statistics values, uint64_t times) {
   for (uint64_t* count : {&values.count, &values.zeros, &values.nans, &values.positive_infinities,
                           &values.negative_infinities}) {
@@ -69,7 +69,7 @@ TensorStats tensor_stats(const InputFiles& inputs, const std::vector<NamedTensor
     read[item_of[i]] = repeated(std::move(read[item_of[i]]), times);
   }
   TensorStats result;
-  KeyedMap<std::string, size_t> totals;  // of result, by state
+  KeyedMap<std::string, size_t> totals;  // of `result`, by state
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Statistics& values = read[item_of[owners[i]]];
     result.tensors.push_back(values);

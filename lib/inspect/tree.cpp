@@ -14,24 +14,24 @@
 namespace dsckpt {
 namespace {
 
-// Names with more parts than anyone's modules are nested keep the rest in one.
+// No model nests modules deeper. The last node keeps the rest of a longer name.
 constexpr size_t kMaxDepth = 100;
 
-// A node in the making: children by name.
+// A node under construction.
 struct Growing {
   std::string_view name;
   std::vector<Growing> children;
-  std::unique_ptr<KeyedMap<std::string, size_t>> index;  // if there are many
+  std::unique_ptr<KeyedMap<std::string, size_t>> index;  // only with many children
   const NamedTensor* tensor = nullptr;
-  // As TreeNode has them.
+  // The same as in TreeNode.
   const NamedTensor* only = nullptr;
   std::string_view rest;
 };
 
-// Of fewer, looking at each is as fast.
+// With fewer children, a search is as fast.
 constexpr size_t kIndexed = 8;
 
-// The child of that name, and whether it is a new one.
+// Returns the child of that name, and whether it is new.
 std::pair<Growing&, bool> child_of(Growing& node, std::string_view name) {
   if (node.children.size() < kIndexed) {
     for (Growing& child : node.children) {
@@ -51,20 +51,19 @@ std::pair<Growing&, bool> child_of(Growing& node, std::string_view name) {
   return {node.children.back(), true};
 }
 
-// The first part of what is left of a name, at depth `depth` (the first one is at 1), and what is
-// left then.
+// Splits a name at its first dot. `depth` is the depth of the part, which begins at 1.
 std::pair<std::string_view, std::string_view> part_of(std::string_view rest, size_t depth) {
   const size_t dot = depth == kMaxDepth ? std::string_view::npos : rest.find('.');
   if (dot == std::string_view::npos) return {rest, {}};
   return {rest.substr(0, dot), rest.substr(dot + 1)};
 }
 
-// Whether `part` is all of `rest`; what is left may be empty, behind a dot.
+// Returns whether `part` is all of `rest`. The remainder may be empty after a dot.
 bool is_last(std::string_view part, std::string_view rest) {
   return part.size() == rest.size();
 }
 
-// What a new child for `part` of `rest` holds.
+// Sets the content of a new child for `part` of `rest`.
 template <typename Node>
 void hold(Node& child, std::string_view part, std::string_view rest, const NamedTensor& tensor) {
   if (is_last(part, rest)) {
@@ -86,7 +85,7 @@ void grow(Growing& root, std::string_view label, const NamedTensor& tensor) {
     const std::string_view part = part_of(label, depth).first;
     const auto [child, is_new] = child_of(*node, part);
     if (is_new || is_last(part, label)) {
-      // A name that is also the beginning of others is a module and a tensor.
+      // A tensor whose name is also the beginning of other names is a module too.
       return hold(child, part, label, tensor);
     }
     label = part_of(label, depth).second;
@@ -130,8 +129,8 @@ std::string range_text(uint64_t first, uint64_t last) {
   return "[" + std::to_string(first) + "-" + std::to_string(last) + "]";
 }
 
-// Neighbours 0, 1, 2, ... that are alike become one. Compared before counts are added up, with what
-// the first of a run was.
+// Merges equal neighbours 0, 1, 2, ... into one. They are compared with the first of the run,
+// before counts are added to it.
 std::vector<TreeNode> folded(std::vector<TreeNode> children) {
   std::vector<TreeNode> out;
   for (size_t begin = 0; begin < children.size();) {
@@ -180,7 +179,7 @@ TreeNode finished(Growing&& growing, bool fold, size_t depth) {
     count(node, *growing.only);
     node.only = growing.only;
     node.rest = growing.rest;
-    // A name with its modules, as one node.
+    // A name is shown with its modules, as one node.
     if (fold) {
       node.children.push_back(leaf(std::exchange(node.rest, {}), *node.only, depth + 1));
       node.only = nullptr;

@@ -8,8 +8,8 @@ namespace dsckpt {
 namespace {
 
 constexpr size_t kMaxGroups = 8;
-// Of all bytes. A smaller module gets no colour of its own, and a larger one is taken apart, if
-// that does not make too many groups.
+// Shares of all bytes. A smaller module gets no colour of its own. A larger one is split if that
+// does not make too many groups.
 constexpr double kSmallestGroup = 0.01;
 constexpr double kLargestGroup = 0.5;
 
@@ -17,7 +17,7 @@ std::string joined(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-// A module on its way to a group.
+// A module that may become a group.
 struct Candidate {
   const TreeNode* node;
   std::string path;
@@ -54,7 +54,7 @@ class Builder {
 
   void choose_groups() {
     std::vector<Candidate> chosen{{&root_, ""}};
-    // A module that is a tensor, too, stays whole: nothing below it is all of it.
+    // A module that is also a tensor stays whole: its children lack the tensor's own bytes.
     while (share(*chosen.front().node) > kLargestGroup && !chosen.front().node->children.empty() &&
            !chosen.front().node->tensor) {
       std::vector<Candidate> next(chosen.begin() + 1, chosen.end());
@@ -77,10 +77,10 @@ class Builder {
     }
   }
 
-  // The group that a cell is in, and its name there.
+  // The group of a cell, and the begin of its name in the path.
   struct Home {
     size_t group;
-    size_t prefix;  // characters of its path that are the group's
+    size_t prefix;  // characters of the path that name the group
   };
 
   void add_cell(const MapArea& area, const std::string& path, bool together, uint64_t bytes,
@@ -108,7 +108,7 @@ class Builder {
 
   void place_children(const Candidate& module, const MapArea& area, const Home* home) {
     std::vector<Candidate> children;
-    TreeNode small;  // the tensors of this module that are too small, and its own if it is one
+    TreeNode small;  // the tensors of this module that are too small, and the module's own tensor
     small.bytes = module.node->bytes;
     small.tensors = module.node->tensors;
     for (const TreeNode& child : module.node->children) {
@@ -141,8 +141,8 @@ class Builder {
   Treemap map_;
 };
 
-// The worst ratio of sides in a row of weights from `smallest` to `largest` that add up to `sum`,
-// laid along a side of `length`; areas and lengths in the same unit.
+// Returns the worst aspect ratio in a row of areas from `smallest` to `largest` with the sum `sum`,
+// along a side of `length`.
 double worst_ratio(double sum, double smallest, double largest, double length) {
   const double square = length * length;
   return std::max(square * largest / (sum * sum), sum * sum / (square * smallest));
@@ -153,12 +153,12 @@ double worst_ratio(double sum, double smallest, double largest, double length) {
 std::vector<MapArea> squarified(const std::vector<double>& weights, const MapArea& area,
                                 double aspect) {
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  // In units in which the map is as high as 1, so that lengths can be compared.
+  // Lengths are in units of the map's height, so that they can be compared.
   MapArea left{area.x * aspect, area.y, area.width * aspect, area.height};
   const double scale = left.width * left.height / total;
   std::vector<MapArea> out;
   for (size_t begin = 0; begin < weights.size();) {
-    if (!(left.width > 0 && left.height > 0)) {  // weights beyond the precision of the others
+    if (!(left.width > 0 && left.height > 0)) {  // some weights vanish beside the others
       out.resize(weights.size(), {left.x / aspect, left.y, 0, 0});
       break;
     }

@@ -20,9 +20,9 @@ namespace {
 
 constexpr int64_t kPieceElements = 64 << 10;
 
-// One of the parts between commas.
+// One part between commas.
 struct Index {
-  std::optional<int64_t> at;  // else a range
+  std::optional<int64_t> at;  // unset for a range
   std::optional<int64_t> begin;
   std::optional<int64_t> end;
 };
@@ -93,7 +93,7 @@ std::string number_text(Number value) {
   return std::string(text.data(), end);
 }
 
-// As Python writes it: a float is never mistaken for an integer.
+// Python marks every float, so that it does not look like an integer.
 std::string with_point(std::string text) {
   const bool integer = text.find_first_not_of("-0123456789") == std::string::npos;
   return integer ? text + ".0" : text;
@@ -105,8 +105,8 @@ std::string real_text(Real value) {
   return with_point(number_text(value));
 }
 
-// std::to_chars knows no type of less than 32 bits. The fewest digits that round to the same
-// element are found by trying.
+// std::to_chars has no types below 32 bits. So this searches for the fewest digits that round to
+// the same element.
 std::string small_float_text(DType dtype, const std::byte* at) {
   std::array<std::byte, sizeof(float)> wide{};
   convert(dtype, DType::float32, at, wide.data(), 1);
@@ -179,7 +179,7 @@ class Writer {
     (*write_)("]");
   }
 
-  // Reads ahead only where all elements follow each other.
+  // Reads ahead only if all elements are contiguous.
   std::string element(int64_t at) {
     const size_t size = size_of(tensor_->dtype());
     if (at < begin_ || at >= end_) {

@@ -37,8 +37,8 @@ constexpr Names kEnums[] = {
     {"transformers.utils.generic", "PaddingStrategy TensorType"},
     {"uuid", "SafeUUID"},
 };
-// What getattr could take of them that is no member: methods of str, int and the classes
-// themselves.
+// Attributes that getattr could return, but that are not members: methods of str, int and the
+// classes.
 constexpr std::string_view kNoMembers =
     "as_integer_ratio bit_count bit_length capitalize casefold center conjugate count encode "
     "endswith expandtabs find format format_map from_bytes index isalnum isalpha isascii isdecimal "
@@ -47,8 +47,8 @@ constexpr std::string_view kNoMembers =
     "rpartition rsplit rstrip split splitlines startswith strip swapcase title to_bytes translate "
     "upper zfill";
 
-// What is done with a name, of enum pickle::Use. What a pickle names as a value, programs may call
-// later with whatever there is: only what does no harm then may be.
+// Permitted uses of a name, as pickle::Use. Programs may later call a name that is stored as a
+// value with any argument, so it must be harmless even then.
 constexpr unsigned kValue = pickle::kNamed;
 constexpr unsigned kCall = pickle::kCalled;
 constexpr unsigned kMake = pickle::kMade;
@@ -74,7 +74,7 @@ constexpr Row kRows[] = {
     {"collections", "OrderedDict", kValue | kCall | kState | kFill, 'F', 'O', "|L", "A"},
     {"collections", "defaultdict", kValue | kCall | kFill, 'F', kNothingElse, "?F"},
     {"collections", "deque", kValue | kCall | kFill, 'F', kNothingElse, "|()?i|L?n"},
-    // They make an object of the class that they are given first.
+    // These functions make an object of the class in their first argument.
     {"copyreg", "__newobj__ _reconstructor", kCall, kNothingElse, kNothingElse, "v*"},
     {"datetime", "date", kCall, kNothingElse, 'n', "B|x"},
     {"datetime", "datetime time", kCall, kNothingElse, 'n', "B?z|x?z"},
@@ -119,8 +119,7 @@ constexpr Row kRows[] = {
      kNothingElse, 'n', "x*"},
     {"pytorch_lightning.utilities.parsing", "AttributeDict", kMake | kFill, kNothingElse,
      kNothingElse},
-    // By Python 3.5 to 3.11.3, which pickle members of what enum converted from constants by their
-    // names.
+    // Python 3.5 to 3.11.3 pickles enum members that were made from constants by name.
     {"signal",
      "SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT "
      "SIGKILL SIGPIPE SIGPOLL SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSEGV SIGSTKFLT SIGSTOP "
@@ -150,10 +149,11 @@ constexpr Row kRows[] = {
      "per_tensor_symmetric preserve_format sparse_bsc sparse_bsr sparse_coo sparse_csc sparse_csr "
      "strided",
      kValue, 'g'},
-    // They call what they are given first with the tuple that they are given third.
+    // These functions call their first argument with their third, a tuple.
     {"torch._tensor", "_rebuild_from_type", kCall, kNothingElse, 't', "XTvA"},
     {"torch.tensor", "_rebuild_from_type", kCall, kNothingElse, 't', "XTvA"},
-    // The second state is ShardedTensor's: shards, metadata, ranks, their order, whether by RPC.
+    // The second state is ShardedTensor's: shards, metadata, ranks, their order, and whether it
+    // uses RPC.
     {"torch._tensor", "_rebuild_from_type_v2", kCall, kNothingElse, 't', "XTvS|Xhv(Lvvv0)"},
     {"torch._utils", "_rebuild_tensor", kValue | kCall, 'X', 't', "siII"},
     {"torch._utils", "_rebuild_tensor_v2", kValue | kCall, 'X', 't', "siIIbO?A"},
@@ -197,7 +197,7 @@ constexpr Row kRows[] = {
     {"torch.torch_version", "TorchVersion", kMake, kNothingElse, 'n', "x"},
     {"types", "SimpleNamespace", kCall | kState, kNothingElse, kNothingElse, "", "A"},
 };
-// Classes whose objects picklers make without __init__, and give their attributes.
+// Classes whose objects are made without __init__, and then get their attributes.
 constexpr Names kPlainClasses[] = {
     {"accelerate.parallelism_config", "ParallelismConfig"},
     {"accelerate.state", "AcceleratorState GradientState PartialState"},
@@ -234,7 +234,7 @@ constexpr Names kPlainClasses[] = {
     {"trl.trainer.sft_config", "SFTConfig"},
     {"uuid", "UUID"},
 };
-// Those of them that are inside of others, which picklers of protocol 2 and 3 take by getattr.
+// Inner classes of these. Picklers of protocols 2 and 3 take them by getattr.
 constexpr std::array<std::string_view, 3> kInnerClasses[] = {
     {"torch.distributed._shard.sharded_tensor.api", "ShardedTensor", "ProcessGroupState"},
 };

@@ -38,7 +38,7 @@ struct WrittenCall {
   std::string_view module;
   std::string_view names;
   unsigned uses;
-  // What a name is, and what calling it gives: the letter that patterns have for it.
+  // The kind of a name, and of the result of a call to it: the letter that patterns have for it.
   char is = kNothingElse;
   char gives = kNothingElse;
   std::string_view arguments = "";

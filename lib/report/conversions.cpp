@@ -28,7 +28,8 @@ std::string refusal_of(const std::function<void()>& plan) {
   return "";
 }
 
-// Every rank's files are made in the same way: planning those of some tells as much as all.
+// The files of all ranks are made in the same way: a plan for some of them fails if a plan for all
+// would.
 uint32_t ranks_to_try(const Mesh& mesh) {
   constexpr uint32_t kEnough = 16;
   const uint32_t ep = std::max<uint32_t>(mesh.ep, 1);

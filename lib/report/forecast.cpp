@@ -12,11 +12,7 @@ namespace {
 
 constexpr size_t kMostRows = 20;
 
-bool tells_time(const ShareForecast& forecast) {
-  return forecast.rates.disk != 0 || forecast.rates.network != 0;
-}
-
-// "6.30 GB", or "6.30 GB to 6.34 GB", of what `member` is of the ranks from `first` on.
+// Returns "6.30 GB", or "6.30 GB to 6.34 GB": the range of `member` over the ranks from `first` on.
 std::string range_of(const ShareForecast& forecast, size_t first, uint64_t RankForecast::*member) {
   const auto [least, most] = std::minmax_element(
       forecast.ranks.begin() + static_cast<std::ptrdiff_t>(first), forecast.ranks.end(),
@@ -24,13 +20,6 @@ std::string range_of(const ShareForecast& forecast, size_t first, uint64_t RankF
   const std::string low = human_bytes((*least).*member);
   const std::string high = human_bytes((*most).*member);
   return low == high ? low : low + " to " + high;
-}
-
-std::string rates_text(const StatedRates& rates) {
-  std::string text;
-  if (rates.disk != 0) text += human_bytes(rates.disk) + "/s of disk a rank";
-  if (rates.network == 0) return text;
-  return text + (text.empty() ? "" : " and ") + human_bytes(rates.network) + "/s of network";
 }
 
 }  // namespace
@@ -46,15 +35,16 @@ json forecast_json(const ShareForecast& forecast) {
                      {"input_files", rank.inputs},
                      {"portions", rank.portions},
                      {"plan_bytes", rank.plan_bytes}});
-    if (forecast.rates.disk != 0) ranks.back()["seconds"] = forecast.seconds(rank);
+    if (forecast.disk_rate != 0) ranks.back()["seconds"] = forecast.seconds(rank);
   }
   json out = {{"ranks", std::move(ranks)},
               {"balance", forecast.balance()},
               {"shared_files", forecast.shared_outputs},
               {"plan_bytes", forecast.plan_bytes()}};
-  if (forecast.rates.disk != 0) out["disk_rate"] = forecast.rates.disk;
-  if (forecast.rates.network != 0) out["network_rate"] = forecast.rates.network;
-  if (tells_time(forecast)) out["seconds"] = forecast.seconds();
+  if (forecast.disk_rate != 0) {
+    out["disk_rate"] = forecast.disk_rate;
+    out["seconds"] = forecast.seconds();
+  }
   return out;
 }
 
@@ -66,10 +56,10 @@ Listing forecast_listing(const ShareForecast& forecast) {
                               {.heading = "shared", .is_number = true},
                               {.heading = "input files", .is_number = true},
                               {.heading = "plan", .is_number = true}}};
-  const bool disk = forecast.rates.disk != 0;
+  const bool disk = forecast.disk_rate != 0;
   if (disk) listing.columns.push_back({.heading = "time", .is_number = true});
   const size_t ranks = forecast.ranks.size();
-  // One row more would take no more lines than the one that stands for it.
+  // A single row would take the line that summarises it.
   const size_t shown = ranks <= kMostRows ? ranks : kMostRows - 1;
   for (size_t number = 0; number < shown; ++number) {
     const RankForecast& rank = forecast.ranks[number];
@@ -83,8 +73,8 @@ Listing forecast_listing(const ShareForecast& forecast) {
     listing.below.push_back("ranks " + std::to_string(shown) + " to " + std::to_string(ranks - 1) +
                             " write " + range_of(forecast, shown, &RankForecast::bytes_written) +
                             " each, read " + range_of(forecast, shown, &RankForecast::bytes_read) +
-                            " and are sent " +
-                            range_of(forecast, shown, &RankForecast::plan_bytes) + " of the plan");
+                            " and " + range_of(forecast, shown, &RankForecast::plan_bytes) +
+                            " of the plan");
   }
   char balance[32];
   std::snprintf(balance, sizeof balance, "%.3f", forecast.balance());
@@ -93,11 +83,11 @@ Listing forecast_listing(const ShareForecast& forecast) {
   files += shared == 1 ? " is" : " are";
   if (shared == 0) files = "no file is";
   listing.below.push_back(counted(ranks, "rank") + ": the largest share is " + balance +
-                          " times the mean; " + files + " written by several; rank 0 sends " +
-                          human_bytes(forecast.plan_bytes()) + " of the plan");
-  if (tells_time(forecast)) {
-    listing.below.push_back("at " + rates_text(forecast.rates) + ": " +
-                            human_seconds(forecast.seconds()));
+                          " times the mean; " + files + " written by several; the plan takes " +
+                          human_bytes(forecast.plan_bytes()));
+  if (disk) {
+    listing.below.push_back("at " + human_bytes(forecast.disk_rate) +
+                            "/s of disk a rank: " + human_seconds(forecast.seconds()));
   }
   return listing;
 }

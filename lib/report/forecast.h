@@ -10,7 +10,7 @@ namespace dsckpt {
 
 // {"ranks": [{"bytes_written", "bytes_read", "bytes_done", "files", "shared_files", "input_files",
 // "portions", "plan_bytes", "seconds"?}], "balance", "shared_files", "plan_bytes", "disk_rate"?,
-// "network_rate"?, "seconds"?}, the ranks by number
+// "seconds"?}, the ranks by number
 nlohmann::json forecast_json(const ShareForecast& forecast);
 // A row for each rank, or for the first of many, and the totals.
 Listing forecast_listing(const ShareForecast& forecast);

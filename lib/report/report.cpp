@@ -31,6 +31,12 @@ json tensor_json(const InputFiles& inputs, const Contents& contents, const Named
   if (tensor.kind) out["kind"] = to_string(*tensor.kind);
   if (!tensor.alias_of.empty()) out["alias_of"] = tensor.alias_of;
   if (!tensor.lost.empty()) out["lost_in_part"] = true;
+  if (tensor.state.empty() && contents.checkpoint() != nullptr) {
+    const Param* const param = contents.checkpoint()->find(tensor.name);
+    if (param != nullptr && !param->states.empty()) {
+      if (const std::optional<double> step = step_of(*param)) out["step"] = *step;
+    }
+  }
   return out;
 }
 
@@ -66,6 +72,14 @@ json summary_json(const Summary& summary) {
                      {"bytes", share.bytes},
                      {"kinds", kinds_json(share.kinds)}});
   }
+  json grid = json::array();
+  for (const GridRank& rank : summary.grid) {
+    grid.push_back({{"pp_rank", rank.stage},
+                    {"tp_rank", rank.tp_rank},
+                    {"params", rank.params},
+                    {"elements", rank.elements},
+                    {"layers", rank.layers}});
+  }
   json others = json::array();
   for (const auto& [file, bytes] : summary.other_files) {
     others.push_back({{"file", file}, {"bytes", bytes}});
@@ -81,6 +95,7 @@ json summary_json(const Summary& summary) {
           {"stored", summary.stored},
           {"kinds", kinds_json(summary.kinds)},
           {"ranks", std::move(ranks)},
+          {"grid", std::move(grid)},
           {"other_files", std::move(others)}};
 }
 
@@ -115,13 +130,8 @@ json done_json(json plan, const std::string& output, const RunStats& stats) {
   plan["records_unchecked"] = stats.records_unchecked;
   plan["bytes_without_checksum"] = stats.bytes_without_checksum;
   for (const RankStats& rank : stats.ranks) {
-    plan["ranks"].push_back({{"host", rank.host},
-                             {"bytes_read", rank.bytes_read},
-                             {"bytes_done", rank.bytes_done},
-                             {"messages_sent", rank.messages_sent},
-                             {"messages_received", rank.messages_received},
-                             {"bytes_sent", rank.bytes_sent},
-                             {"bytes_received", rank.bytes_received}});
+    plan["ranks"].push_back(
+        {{"host", rank.host}, {"bytes_read", rank.bytes_read}, {"bytes_done", rank.bytes_done}});
   }
   return plan;
 }

@@ -16,31 +16,31 @@ bool is_integer(DType dtype) {
   return !is_floating_point(real_part(dtype));
 }
 
-// Of an integer.
 json integer_json(Exact value) {
   if (value < 0) return static_cast<int64_t>(value);
   return static_cast<uint64_t>(value);
 }
 
-std::string formatted(const char* format, double value) {
+// `format` takes digits and a value.
+std::string formatted(const char* format, int digits, double value) {
   if (std::isnan(value)) return "-";
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), format, value);
+  std::snprintf(text.data(), text.size(), format, digits, value);
   return text.data();
 }
 
 }  // namespace
 
-std::string short_number(double value) {
-  return formatted("%.6g", value);
+std::string short_number(double value, int digits) {
+  return formatted("%.*g", digits, value);
 }
 
 std::string change_number(const Difference& difference, DType dtype) {
-  return is_integer(dtype) ? "" : formatted("%.3g", difference.relative_change());
+  return is_integer(dtype) ? "" : short_number(difference.relative_change(), 3);
 }
 
 std::string cosine_number(const Difference& difference, DType dtype) {
-  return is_integer(dtype) ? "" : formatted("%.6f", difference.cosine());
+  return is_integer(dtype) ? "" : formatted("%.*f", 6, difference.cosine());
 }
 
 std::string difference_number(Exact value, DType dtype) {
@@ -48,7 +48,7 @@ std::string difference_number(Exact value, DType dtype) {
   return std::isnan(value) ? "nan" : short_number(static_cast<double>(value));
 }
 
-// nlohmann::json writes what is no finite number as null.
+// nlohmann::json writes numbers that are not finite as null.
 json statistics_json(const Statistics& statistics) {
   return {{"count", statistics.count},
           {"zeros", statistics.zeros},

@@ -12,8 +12,8 @@
 
 namespace dsckpt {
 
-// "0.0123457": at most six digits; "-" for NaN, which means no value.
-std::string short_number(double value);
+// "0.0123457": at most `digits` significant digits; "-" for NaN, which means no value.
+std::string short_number(double value, int digits = 6);
 
 // Difference::cosine() and relative_change() for floating types; "" for others.
 std::string cosine_number(const Difference& difference, DType dtype);

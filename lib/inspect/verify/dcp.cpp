@@ -1,5 +1,5 @@
-// What torch.distributed.checkpoint wrote: its `.metadata`, and the archives that it names in the
-// files beside.
+// Checkpoints of torch.distributed.checkpoint: the `.metadata`, and the archives that it names in
+// the files beside it.
 
 #include <algorithm>
 #include <map>
@@ -16,7 +16,7 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// A file beside a `.metadata`, by what that says.
+// A file beside a `.metadata`, as described there.
 struct NamedFile {
   std::map<std::pair<uint64_t, uint64_t>, std::string> parts;  // by offset and size: a value there
 };
@@ -29,7 +29,7 @@ std::map<std::string, NamedFile> files_named_by(const DcpMetadata& metadata) {
   return files;
 }
 
-// Adds what lies in one file. What it is said to have beyond its end is a finding.
+// Adds the parts of one file. A part beyond the end of the file is a finding.
 void add_parts_of(Verification& v, const fs::path& path, FileId id, const NamedFile& named) {
   const InputFile& input = v.inputs[id];
   for (const auto& [place, name] : named.parts) {
@@ -51,7 +51,7 @@ void add_parts_of(Verification& v, const fs::path& path, FileId id, const NamedF
   }
 }
 
-// Opens the files that one `.metadata` names, which are not opened yet.
+// Opens the files named by a `.metadata` that are not open yet.
 void add_named_files(Verification& v, const fs::path& metadata_path, const DcpMetadata& metadata) {
   const fs::path root = v.folder.display_root();
   for (const auto& [name, named] : files_named_by(metadata)) {
@@ -59,7 +59,7 @@ void add_named_files(Verification& v, const fs::path& metadata_path, const DcpMe
     const std::string& first = named.parts.begin()->second;
     if (!path) {
       v.add({.check = Check::layout,
-             .message = "lies out of the folder, in " + printable(name),
+             .message = "lies outside the folder, in " + printable(name),
              .file = v.folder.display(metadata_path),
              .tensor = first});
       continue;
@@ -105,7 +105,7 @@ void open_dcp_files(Verification& v) {
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::interrupted) throw;
       if (error.kind() != ErrorKind::unsupported) v.add(Check::unreadable, error);
-      // Else open_checkpoint() meets it again, and says what could not be checked.
+      // open_checkpoint() meets the others again, and reports what was not checked.
     }
   }
   v.skip(Check::crc, "`.metadata` has no CRC32", true);

@@ -1,5 +1,5 @@
-// Every file by itself: can it be opened, are its bytes those that were saved, is it the file of
-// the rank whose name it has, do its tensors lie inside it.
+// Checks every file by itself: whether it opens, has the bytes that were saved, and belongs to the
+// rank in its name. Its tensors must lie inside it.
 
 #include <algorithm>
 #include <map>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr uint64_t kPieceBytes = 4 << 20;
 
-// Opens what can be opened of `file`, which has been added to the inputs. Throws as the readers do.
+// Opens `file`, which has been added to the inputs, as far as possible. Throws like the readers.
 void open_file(Verification& v, CheckedFile& file) {
   const InputFile& input = v.inputs[file.id];
   if (!file.name && SafetensorsFile::probe(input)) {
@@ -39,7 +39,7 @@ std::filesystem::path root_of(const Verification& v) {
                                                                  : v.report.folder;
 }
 
-// What the records of all zips in one file have that was changed.
+// The damaged records of all zips in one file.
 class DamageOfFile {
  public:
   void add(const CheckedFile& file, const std::unordered_set<const ZipEntry*>& damaged) {
@@ -54,7 +54,7 @@ class DamageOfFile {
     }
   }
 
-  // Whether something cannot be read because a record has other bytes than were saved: not if the
+  // Returns whether a damaged record explains why something is unreadable. It does not if the
   // finding names another record.
   bool explains(const Finding& finding) const {
     const auto named = by_name_.find(finding.member);
@@ -65,7 +65,7 @@ class DamageOfFile {
  private:
   struct Named {
     const CheckedFile* last = nullptr;
-    size_t zips = 0;  // that have such a record
+    size_t zips = 0;  // zips that have such a record
     bool is_damaged = false;
   };
 
@@ -81,7 +81,7 @@ class DamageOfFile {
   KeyedMap<std::string_view, Named> by_name_;
 };
 
-// What cannot be read because its bytes are not those that were saved is reported as that.
+// Drops findings of unreadable content whose bytes are already reported as damaged.
 void drop_explained(Verification& v, const std::unordered_set<const ZipEntry*>& damaged) {
   if (damaged.empty()) return;
   const auto is_unreadable = [](const Finding& finding) {
@@ -106,7 +106,7 @@ struct Record {
   Extent extent;
 };
 
-// Of a record whose header can be read: what else stands around its data.
+// Checks the bytes around the data of a record whose header is readable.
 void check_frame(Verification& v, const CheckedFile& file, const ZipEntry& entry) {
   try {
     file.zip->check_frame(entry);
@@ -121,7 +121,7 @@ void check_frame(Verification& v, const CheckedFile& file, const ZipEntry& entry
   }
 }
 
-// Where the records are whose CRC32 is known.
+// Returns the positions of the records with a known CRC32.
 std::vector<Record> find_records(Verification& v) {
   std::vector<std::vector<Record>> of_file(v.files.size());
   for_each_index(v.files.size(), [&](size_t i) {
@@ -139,7 +139,7 @@ std::vector<Record> find_records(Verification& v) {
   return records;
 }
 
-// The records' bytes in pieces, and of each piece its record.
+// The records' bytes in pieces, and the record of each piece.
 struct Pieces {
   std::vector<Extent> extents;
   std::vector<size_t> records;
@@ -184,17 +184,17 @@ void note_unchecked(Verification& v) {
   }
 }
 
-// One note for all tensors that are of a kind that is not read.
+// Adds one note on all tensors of unsupported kinds.
 void note_unsupported(Verification& v, const std::vector<std::vector<std::string>>& of_files) {
   std::vector<std::string> all;
   for (const auto& some : of_files) all.insert(all.end(), some.begin(), some.end());
   if (!all.empty()) v.skip(Check::layout, "not all of it: " + first_of(all), true);
 }
 
-// The persistent values of the storages that the tensors of one file are views of.
+// Finds the persistent values of storages whose views are the tensors of one file.
 class StorageFinder {
  public:
-  // None if there is none.
+  // Returns None if there is none.
   pickle::Value storage_of(const pickle::Value& value) {
     if (value.is(pickle::Kind::persistent)) return value;
     if (!value.is(pickle::Kind::object) && !value.is(pickle::Kind::tuple)) return {};
@@ -220,7 +220,7 @@ class StorageFinder {
   std::unordered_map<const void*, pickle::Value> known_;
 };
 
-// Says what is wrong with a tensor: with its storage, or with the view.
+// Describes the defect of a tensor, in its storage or in the view.
 Finding finding_of(const CheckedFile& file, const FoundTensor& found, const Error& error,
                    StorageFinder& finder) {
   Finding finding{.check = Check::layout,
@@ -272,18 +272,20 @@ void check_records(Verification& v) {
   const Pieces pieces = cut(records);
   std::vector<uint32_t> crcs(pieces.extents.size());
   std::vector<char> unread(records.size());
-  sum_extents(v.inputs, pieces.extents, SumKind::crc32, v.reading(),
-              [&](size_t i, std::string_view sum, const Error* failure) {
-                const size_t record = pieces.records[i];
-                if (failure == nullptr) {
-                  crcs[i] = load_le<uint32_t>(as_byte_span(sum).data());
-                  return;
-                }
-                v.add(Check::unreadable, *records[record].file,
-                      failure->within({.member = std::string(records[record].entry->name),
-                                       .tensor = records[record].file->part}));
-                unread[record] = 1;
-              });
+  const auto on_sum = [&](size_t i, std::string_view sum, const Error* failure) {
+    const size_t record = pieces.records[i];
+    if (failure == nullptr) {
+      crcs[i] = load_le<uint32_t>(as_byte_span(sum).data());
+      return;
+    }
+    v.add(Check::unreadable, *records[record].file,
+          failure->within({.member = std::string(records[record].entry->name),
+                           .tensor = records[record].file->part}));
+    unread[record] = 1;
+  };
+  sum_extents(v.inputs, pieces.extents, SumKind::crc32, v.reading(), on_sum);
+  // A plan has what is asked if nothing is damaged.
+  if (v.reading().only_plans()) return;
 
   std::unordered_set<const ZipEntry*> damaged;
   std::vector<Extent> extents;
@@ -316,7 +318,7 @@ void check_records(Verification& v) {
 }
 
 void check_saved_names(Verification& v) {
-  std::set<std::string> stems;  // of the files of parameters: "fp32", "exp_avg"
+  std::set<std::string> stems;  // of the parameters' files: "fp32", "exp_avg"
   for (const CheckedFile& file : v.files) {
     if (file.name && file.name->kind == ShardName::Kind::universal) {
       stems.insert(file.path.stem().string());

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "group/group.h"
+#include "exec/reading.h"
 #include "inspect/verify/manifest_file.h"
 
 namespace dsckpt {
@@ -84,8 +84,8 @@ struct VerifyOptions {
   // Makes a manifest. It leaves out this file, to which it will be written. Empty: makes none.
   std::filesystem::path new_manifest;
   unsigned threads = 0;  // 0: as many as there are cores
-  // The group whose rank 0 this is: all its ranks share the reads of elements. nullptr: alone.
-  Group* group = nullptr;
+  // The processes that share the reads of elements; nullptr: this one alone.
+  Readers* readers = nullptr;
 };
 
 }  // namespace dsckpt

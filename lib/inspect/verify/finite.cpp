@@ -1,4 +1,4 @@
-// NaN and Inf.
+// Checks for NaN and Inf.
 
 #include <algorithm>
 #include <set>
@@ -17,20 +17,20 @@ using Kind = ShardName::Kind;
 
 struct Named {
   std::string name;
-  std::string state;  // of it, or ""
+  std::string state;  // of the parameter, or ""
   TensorSource value;
-  bool may_be_infinite = false;  // masks among buffers are
+  bool may_be_infinite = false;  // true for buffers, which may be masks
 
-  // What is read of it.
+  // The elements to read.
   TensorSource distinct() const { return value.without_repeats(); }
 };
 
-// Types that have NaN: floating and complex ones.
+// Floating and complex types have NaN.
 bool can_be_nan(DType dtype) {
   return is_floating_point(real_part(dtype));
 }
 
-// Every copy that a source is made of, so that none is left out.
+// Adds every copy that a source is made of, so that each is read.
 void add_parts(std::vector<Named>& out, const std::string& name, const std::string& state,
                const TensorSource& source, bool may_be_infinite = false) {
   bool plain = true;
@@ -51,14 +51,14 @@ void add_parts(std::vector<Named>& out, const std::string& name, const std::stri
   });
 }
 
-// Unless it is of a kind that is not supported, which check_tensors_in_files notes.
+// Skips a tensor of an unsupported kind, which check_tensors_in_files notes.
 void add_stored(std::vector<Named>& out, const std::string& name, const CheckedFile& file,
                 const pickle::Value& value) {
   const auto tensor = if_supported([&] { return file.shard->archive.tensor(value); });
   if (tensor) out.push_back({name, "", *tensor});
 }
 
-// Weights, 16-bit weights, states and buffers.
+// Returns the weights, 16-bit weights, states and buffers.
 std::vector<Named> finite_tensors(Verification& v) {
   std::vector<Named> tensors;
   for (const Param& param : v.checkpoint->params()) {

@@ -13,7 +13,7 @@ std::string item(std::string_view name, size_t index) {
   return std::string(name) + "[" + std::to_string(index) + "]";
 }
 
-// Where the optimizer's own state_dict is: at stage 3 under another name.
+// Returns the key of the optimizer's own state_dict. Stage 3 has another key.
 std::string_view states_key(const Fields& wrapper) {
   return wrapper.has(keys::kBaseOptimizerState) ? keys::kBaseOptimizerState
                                                 : keys::kOptimizerStateDict;
@@ -28,7 +28,7 @@ std::vector<FlatTensor> flat_tensors(const Shard& optim) {
   const Value all = wrapper[key];
   const auto masters = in_context(wrapper.where(key), [&] { return all.as_sequence(); });
   const auto paddings = wrapper.sequence(keys::kGroupPaddings);
-  // BF16_Optimizer writes neither and does not cut the padding off.
+  // BF16_Optimizer writes neither, and keeps the padding.
   const bool kept = stage_3 || (!wrapper.has(keys::kZeroStage) && !wrapper.has(keys::kLossScaler));
   const auto groups = wrapper.get(states_key(wrapper))
                           .value_or(Value())

@@ -1,5 +1,5 @@
-// Files beside those of the ranks: a pipeline's layers, experts and their optimizers. engine.py
-// _get_expert_ckpt_name, _get_optimizer_ckpt_name; pipe/module.py ckpt_layer_path.
+// Checks files that do not belong to a rank: layers of a pipeline, experts and their optimizers.
+// See engine.py _get_expert_ckpt_name, _get_optimizer_ckpt_name; pipe/module.py ckpt_layer_path.
 
 #include <algorithm>
 #include <map>
@@ -25,7 +25,7 @@ std::string number(uint32_t value, size_t width) {
   return std::string(width - std::min(width, text.size()), '0') + text;
 }
 
-// Layers of a pipeline that param_shapes names, "3.fc.weight".
+// Returns the layers of a pipeline that param_shapes names ("3.fc.weight").
 std::set<uint32_t> named_layers(Verification& v) {
   std::set<uint32_t> layers;
   for (CheckedFile* file : v.of_kind(Kind::model_states)) {
@@ -40,7 +40,8 @@ std::set<uint32_t> named_layers(Verification& v) {
   return layers;
 }
 
-// Tensor-parallel ranks by the model's files, where no layer's file tells.
+// Returns the number of tensor-parallel ranks in the model's files, for pipelines without layer
+// files.
 uint32_t tensor_parallel_ranks(Verification& v) {
   int64_t ranks = 1;
   for (const CheckedFile* file : v.of_kind(Kind::model_states)) {
@@ -91,7 +92,7 @@ void check_layers(Verification& v) {
   }
 }
 
-// num_experts of each MoE layer, if a model-states file says it.
+// Returns num_experts of each MoE layer, if a model-states file has it.
 std::vector<int64_t> experts_of_layers(Verification& v) {
   std::vector<int64_t> counts;
   for (CheckedFile* file : v.of_kind(Kind::model_states)) {
@@ -130,8 +131,8 @@ void check_experts(Verification& v) {
   }
 }
 
-// Over how many ranks the experts are spread, if it is told by how many parameters an optimizer has
-// without ZeRO: all that are no expert's, and the experts of its own rank.
+// Returns the number of ranks that share the experts. It follows from the number of parameters in
+// an optimizer without ZeRO: all parameters outside experts, and its own rank's experts.
 std::optional<uint32_t> expert_parallel_ranks(Verification& v, const CheckedFile& model_file,
                                               const CheckedFile& optim) {
   ModelStates model(*model_file.shard);
@@ -139,7 +140,7 @@ std::optional<uint32_t> expert_parallel_ranks(Verification& v, const CheckedFile
   const std::vector<int64_t> experts = experts_of_layers(v);
   const int64_t dp = model.fields.integer_if_any(keys::kDpWorldSize).value_or(0);
   if (experts.empty() || !model.fields.sequence(keys::kAutoEpLayers).empty()) return std::nullopt;
-  std::vector<int64_t> tensors(experts.size());  // of one expert of each layer
+  std::vector<int64_t> tensors(experts.size());  // of one expert in each layer
   for (const CheckedFile* file : v.of_kind(Kind::expert)) {
     if (file->name->layer >= tensors.size() || !file->shard->archive.root().is_mapping()) continue;
     tensors[file->name->layer] =
@@ -152,9 +153,9 @@ std::optional<uint32_t> expert_parallel_ranks(Verification& v, const CheckedFile
   }
   const auto dense = static_cast<int64_t>(model.rest_of_module().size());
   if (dp < 1) return std::nullopt;
-  // Counts can be made up; those that are too large for a sum are.
+  // A file may claim any counts, so sums are checked for overflow.
   int64_t all = dense;
-  int64_t common = dp;  // what divides it divides all
+  int64_t common = dp;  // its divisors divide every count
   for (size_t i = 0; i < experts.size(); ++i) {
     if (experts[i] < 0) return std::nullopt;
     int64_t of_layer = 0;
@@ -169,7 +170,7 @@ std::optional<uint32_t> expert_parallel_ranks(Verification& v, const CheckedFile
   return std::nullopt;
 }
 
-// Without ZeRO every expert-parallel rank has an optimizer's file of its own.
+// Without ZeRO every expert-parallel rank has its own optimizer file.
 void check_expert_optimizers(Verification& v) {
   std::set<uint32_t> found;
   for (const CheckedFile& file : v.files) {

@@ -1,5 +1,5 @@
-// Is every element accounted for: lengths of flat tensors, shapes, paddings; at last the reader of
-// the layout, which looks at everything that has one cause.
+// Checks that every element is accounted for: lengths of flat tensors, shapes, paddings. The reader
+// of the layout runs last, and stops at the first defect.
 
 #include <algorithm>
 #include <map>
@@ -20,13 +20,13 @@ namespace {
 
 using Kind = ShardName::Kind;
 
-// One rank's flat tensors.
+// The flat tensors of one rank.
 struct RankTensors {
   CheckedFile* file;
   std::vector<FlatTensor> tensors;
 };
 
-// What most of `values` are; of as many, the first.
+// Returns the most common value, and of equally common ones the first.
 uint64_t most_common(const std::vector<uint64_t>& values) {
   std::map<uint64_t, size_t> votes;
   for (const uint64_t value : values) ++votes[value];
@@ -46,7 +46,7 @@ void add_length(Verification& v, CheckedFile& file, const std::string& member, u
   file.suspect = true;
 }
 
-// BF16_Optimizer, and releases before 0.16.4, book the padding of all ranks on the last one.
+// BF16_Optimizer, and releases before 0.16.4, record the padding of all ranks at the last one.
 bool is_booked_on_last(const std::vector<RankTensors>& ranks, size_t g, uint64_t length) {
   for (size_t r = 0; r + 1 < ranks.size(); ++r) {
     if (ranks[r].tensors[g].padding != 0) return false;
@@ -54,7 +54,7 @@ bool is_booked_on_last(const std::vector<RankTensors>& ranks, size_t g, uint64_t
   return ranks.back().tensors[g].padding > length;
 }
 
-// Masters are of one type on all ranks.
+// All ranks must have masters of the same type.
 void compare_types(Verification& v, const std::vector<RankTensors>& ranks) {
   std::vector<uint64_t> types;
   for (const RankTensors& rank : ranks) {
@@ -71,7 +71,8 @@ void compare_types(Verification& v, const std::vector<RankTensors>& ranks) {
   }
 }
 
-// What was cut off the last rank's masters, which is less than there are ranks.
+// Infers the padding that was cut off the last rank's masters. It is smaller than the number of
+// ranks.
 void tell_padding(const std::vector<RankTensors>& ranks, FlatTensor& last, size_t g) {
   const uint64_t whole = ranks.front().tensors[g].saved;
   if (last.padding_untold && last.saved < whole && whole - last.saved < ranks.size()) {
@@ -79,7 +80,7 @@ void tell_padding(const std::vector<RankTensors>& ranks, FlatTensor& last, size_
   }
 }
 
-// All ranks' partitions of a group are equally long, padding included.
+// The partitions of a group must have the same length on all ranks, including padding.
 void compare_lengths(Verification& v, std::vector<RankTensors>& ranks) {
   std::vector<uint64_t> counts;
   for (const RankTensors& rank : ranks) counts.push_back(rank.tensors.size());
@@ -107,21 +108,21 @@ void compare_lengths(Verification& v, std::vector<RankTensors>& ranks) {
   }
 }
 
-// The optimizer's states are as long as the partition, of elastic files as what is saved of it.
+// The optimizer's states must be as long as the partition, or in elastic files as its saved part.
 void check_states(Verification& v, RankTensors& rank) {
   for (size_t g = 0; g < rank.tensors.size(); ++g) {
     const FlatTensor& tensor = rank.tensors[g];
     for (const FlatState& state : flat_states_of(*rank.file->shard, g)) {
       if (tensor.muon && state.key == keys::kMomentumBuffer) continue;
       if (state.numel == tensor.length() || state.numel == tensor.saved) continue;
-      // Padding booked on the last rank is not this rank's.
+      // The last rank's recorded padding belongs to other ranks too.
       if (tensor.padding > tensor.length() - tensor.padding) continue;
       add_length(v, *rank.file, state.member, state.numel, tensor.length(), "the partition has");
     }
   }
 }
 
-// No two tensors of an optimizer's file share elements.
+// Tensors of an optimizer's file must not share elements.
 void check_overlaps(Verification& v, CheckedFile& file) {
   struct Part {
     std::string storage;
@@ -167,8 +168,8 @@ std::set<uint32_t> worlds_of(Verification& v) {
   return worlds;
 }
 
-// Where each parameter of all groups lies in the partition of `rank`, as param_slice_mappings of
-// its file should have it: for each group name -> (start, numel).
+// The positions of all parameters in the partition of a rank, as its param_slice_mappings should
+// have them: for each group name -> (start, numel).
 using Mapping = std::vector<std::map<std::string, std::pair<uint64_t, uint64_t>>>;
 
 Mapping mapping_of_rank(const std::vector<std::vector<FlatSlice>>& groups,
@@ -200,8 +201,8 @@ Mapping saved_mapping(const Shard& shard) {
   return mapping;
 }
 
-// Where the parameters lie in the groups by the model's file and one rank's; none if the files do
-// not tell, or cannot be read.
+// Returns the positions of the parameters in the groups, from the model's file and one rank's file.
+// Returns none if the files lack them or are unreadable.
 std::vector<std::vector<FlatSlice>> slices_of(Verification& v, CheckedFile& model_file,
                                               const RankTensors& rank) {
   std::vector<std::vector<FlatSlice>> groups;
@@ -219,8 +220,8 @@ std::vector<std::vector<FlatSlice>> slices_of(Verification& v, CheckedFile& mode
   return groups;
 }
 
-// A file that was copied and saved anew under another rank's name still says which parameters it
-// has.
+// A file that was copied and saved again under another rank's name still lists the parameters of
+// the first rank.
 void check_mappings(Verification& v, const std::vector<RankTensors>& ranks, uint32_t mp_rank) {
   const std::vector<CheckedFile*> models = v.of_kind(Kind::model_states, mp_rank);
   if (models.empty() || ranks.empty()) return;
@@ -230,7 +231,7 @@ void check_mappings(Verification& v, const std::vector<RankTensors>& ranks, uint
   v.attempt(Check::layout, *ranks[0].file,
             [&] { counts = partition_counts(optimizer_state(*ranks[0].file->shard)); });
   if (counts.empty()) return;
-  // Experts are shared by some of the ranks only.
+  // Only some of the ranks share experts.
   const int64_t most = *std::max_element(counts.begin(), counts.end());
   if (std::any_of(counts.begin(), counts.end(), [&](int64_t n) { return n != most; })) return;
   for (const RankTensors& rank : ranks) {
@@ -250,8 +251,7 @@ void check_mappings(Verification& v, const std::vector<RankTensors>& ranks, uint
   }
 }
 
-// The key of optimizer-states files, or of others, that tells which check an error of the reader
-// belongs to.
+// Returns the check that an error of the reader belongs to. The key in the error decides.
 Check check_of(const Error& error) {
   const std::string& member = error.where().member;
   const auto names = [&](std::string_view key) { return member.find(key) != member.npos; };
@@ -265,10 +265,10 @@ Check check_of(const Error& error) {
   return error.kind() == ErrorKind::corrupt && member.empty() ? Check::unreadable : Check::layout;
 }
 
-// Why the reader cannot be expected to get along, or "".
+// Returns why the reader must fail, or "".
 std::string known_obstacle(const Verification& v) {
   if (v.has(Check::missing)) return "files are missing";
-  if (v.report.form == "universal" && v.has(Check::extra)) return "there are files too many";
+  if (v.report.form == "universal" && v.has(Check::extra)) return "there are too many files";
   for (const CheckedFile& file : v.files) {
     if (!file.left_out && !file.whole()) return file.display + " cannot be read";
     if (!file.left_out && file.suspect) return file.display + " is not what it should be";
@@ -285,7 +285,7 @@ void check_flat_groups(Verification& v) {
     check_mappings(v, ranks, mp_rank);
     std::erase_if(ranks, [](const RankTensors& rank) { return rank.file->suspect; });
     if (ranks.empty()) continue;
-    // Experts are cut over some ranks only.
+    // Experts are partitioned over some of the ranks.
     if (!optimizer_state(*ranks[0].file->shard).has(keys::kZeroPartitionGroups)) {
       compare_lengths(v, ranks);
     }
@@ -296,7 +296,8 @@ void check_flat_groups(Verification& v) {
   }
 }
 
-// At stages 1 and 2 gradients of padding are zero, so whatever starts at zero stays there.
+// At stages 1 and 2 the gradients of padding are zero, so states that start at zero stay zero
+// there.
 void check_padding(Verification& v) {
   static const std::set<std::string_view> kStayZero = {"exp_avg", "exp_avg_sq", "momentum_buffer"};
   constexpr uint64_t kMostPadding = 1 << 20;

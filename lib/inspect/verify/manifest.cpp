@@ -29,7 +29,7 @@ namespace {
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 constexpr size_t kDigits = 64;
 
-// All files there are, but the manifest.
+// Returns all files except the manifest.
 std::vector<fs::path> list_files(const Verification& v) {
   std::vector<fs::path> paths;
   if (v.report.form == "file") return {v.files.front().path};
@@ -59,8 +59,8 @@ std::vector<fs::path> list_files(const Verification& v) {
   return paths;
 }
 
-// Names and places of the records of one file, which `parts` are all or archives of; of files that
-// are not whole, none.
+// Returns the names and positions of the records of a file, which consists of `parts`. Returns none
+// for files that are not whole.
 std::vector<ManifestRecord> records_of(const std::vector<const CheckedFile*>& parts) {
   std::vector<ManifestRecord> records;
   for (const CheckedFile* file : parts) {
@@ -75,7 +75,7 @@ std::vector<ManifestRecord> records_of(const std::vector<const CheckedFile*>& pa
           records.push_back({file->member(entry), extent.offset, extent.size, {}});
         }
       } catch (const CorruptError&) {
-        return {};  // check_records has said so
+        return {};  // check_records has reported it
       }
     }
   }
@@ -114,7 +114,7 @@ std::string digits_at(const json& object) {
   return digits;
 }
 
-// What is known of the files before they are compared, by the names that findings have for them.
+// Known facts about the files before they are compared, by their names in findings.
 struct KnownFile {
   std::optional<FindingRank> rank;
   bool is_unreadable = false;
@@ -138,7 +138,6 @@ KnownFiles known_files(const Verification& v) {
   return files;
 }
 
-// Compares one file with its entry.
 class FileComparison {
  public:
   FileComparison(Verification& v, const KnownFile& known, const ManifestFile& was,
@@ -178,7 +177,7 @@ class FileComparison {
   }
 
  private:
-  // Whether something that was reported before says it all.
+  // Returns whether an earlier finding explains the difference.
   bool is_known(const std::string& member) const {
     return known_.is_unreadable || known_.damaged.contains(member);
   }
@@ -273,7 +272,7 @@ Manifest make_manifest(Verification& v) {
                         {},
                         records_of(files[path])});
   }
-  // Whole files and their records apart, so that one large file keeps two threads busy.
+  // Files and their records are hashed separately, so that one large file keeps two threads busy.
   std::vector<Extent> extents;
   std::vector<std::string*> hashes;
   for (size_t i = 0; i < manifest.size(); ++i) {

@@ -1,4 +1,4 @@
-// `module` of the model's files against the shapes that they note of its parameters.
+// Compares `module` in the model's files with the parameter shapes that the files record.
 
 #include <algorithm>
 
@@ -11,12 +11,12 @@ namespace {
 
 using Kind = ShardName::Kind;
 
-// Layers of a pipeline and experts have files of their own.
+// Layers of a pipeline, and experts, have files of their own.
 bool is_elsewhere(const ModelStates& model, std::string_view name) {
   return is_of_pipeline(model.shard()) || name.find("experts") != std::string_view::npos;
 }
 
-// One finding for all parameters that `module` should have and has not.
+// Adds one finding for all parameters that `module` lacks.
 void check_all_in_module(Verification& v, CheckedFile& file, const ModelStates& model) {
   std::vector<std::string> absent;
   for (const NamedShapes& group : model.param_shapes) {

@@ -1,5 +1,5 @@
-// The swap files of optimizers on NVMe: is each one there and as long as its sub-group needs, and
-// does a tensor refer to each one that is there.
+// Checks the swap files of optimizers on NVMe: each must exist with the length of its sub-group,
+// and a tensor must refer to it.
 
 #include "checkpoint/offloaded.h"
 
@@ -36,7 +36,7 @@ class SwapCheck {
   void run() {
     complete_ = complete_ && !v_.has(Check::missing);
     for (const uint32_t mp_rank : worlds_) check_world(mp_rank);
-    // What the files of other ranks refer to is not known if they cannot be read.
+    // Other ranks' unreadable files might refer to more swap files.
     if (complete_) report_others();
   }
 
@@ -114,7 +114,8 @@ class SwapCheck {
     const fs::path root = v_.folder.path.parent_path();
     for (const fs::path& path : unreferenced_swap_files(offload_folder(v_.folder.path), known_)) {
       v_.add({.check = Check::extra,
-              .message = "no tensor refers to it: it is left of another run, or of other ranks",
+              .message =
+                  "no tensor refers to it: it is left over from another run, or from other ranks",
               .file = path.lexically_relative(root).string()});
     }
   }
@@ -122,7 +123,7 @@ class SwapCheck {
   Verification& v_;
   std::set<uint32_t> worlds_;
   std::map<std::pair<uint32_t, uint32_t>, const CheckedFile*> models_;  // by mp and dp rank
-  bool complete_ = true;  // every rank's file tells which swap files it refers to
+  bool complete_ = true;  // every rank's file could be read for its swap files
   std::set<fs::path> known_;
 };
 

@@ -1,5 +1,5 @@
-// The grid of ranks: whose files must be there, whose cannot be. engine.py _get_ckpt_name,
-// _get_zero_ckpt_name.
+// Checks the grid of ranks: the files that must exist, and those that must not. engine.py
+// _get_ckpt_name, _get_zero_ckpt_name.
 
 #include <algorithm>
 #include <map>
@@ -19,16 +19,15 @@ using Kind = ShardName::Kind;
 
 constexpr int64_t kMaxRanks = 1 << 20;
 
-// What one file says of how many ranks there are.
+// The number of ranks, as one file states it.
 struct Word {
   CheckedFile* file;
-  uint32_t rank;   // the file's own
-  uint32_t count;  // of how many
+  uint32_t rank;   // of the file itself
+  uint32_t count;  // the stated number
 };
 
-// The number of ranks that the files agree on best. Files of ranks that would be too many say
-// nothing: they may be left of a larger run. So the number with the fewest words against it, and of
-// these with the most for it.
+// Returns the number of ranks with the fewest files against it, and of equals the one with the most
+// for it. A file whose rank would not exist has no vote: it may be left over from a larger run.
 std::optional<uint32_t> agreed(const std::vector<Word>& words) {
   struct Votes {
     size_t against;
@@ -65,9 +64,9 @@ class Grid {
     const auto mp = agreed(mp_words_);
     report_dissent(dp_words_, dp, keys::kPartitionCount);
     report_dissent(mp_words_, mp, keys::kMpWorldSize);
-    // Stage 0 needs no count: its only files are those of the mp ranks.
+    // Stage 0 needs no number: it has files of mp ranks only.
     mp_ = mp.value_or(largest_mp() + 1);
-    dp_ = dp.value_or(largest_dp() + 1);  // where no file that can be read says it
+    dp_ = dp.value_or(largest_dp() + 1);  // if no readable file states it
     find_stage();
     const bool universal = v_.report.form == "universal";
     check_kind(Kind::model_states, stage_3_ && !is_for_any_stage(v_) ? 0 : 1);
@@ -89,14 +88,14 @@ class Grid {
           const uint32_t rank = kind == Kind::zero_model_states ? file.name->dp_rank : 0;
           const auto dp = fields.integer_if_any(keys::kDpWorldSize);
           const auto config = fields.get(keys::kDsConfig).value_or(pickle::Value());
-          // Under MiCS fewer save.
+          // Under MiCS fewer ranks save.
           if (dp && saving_ranks(config, *dp) == *dp) add_word(file, dp_words_, rank, dp);
         });
       } else if (kind == Kind::optim_states) {
         v_.attempt(Check::layout, file, [&] {
           const std::vector<int64_t> counts = partition_counts(optimizer_state(shard));
           if (counts.empty()) throw CorruptError({}, "partition_count is empty");
-          // Experts are cut over fewer ranks than what all ranks share.
+          // Experts are partitioned over fewer ranks than the other parameters.
           add_word(file, dp_words_, file.name->dp_rank,
                    *std::max_element(counts.begin(), counts.end()));
         });
@@ -108,7 +107,7 @@ class Grid {
                        std::optional<int64_t> count) {
     if (!count) return;
     if (*count < 1 || *count > kMaxRanks) {
-      throw CorruptError({}, "says that there are " + counted(*count, "rank"));
+      throw CorruptError({}, "claims that there are " + counted(*count, "rank"));
     }
     words.push_back({&file, rank, static_cast<uint32_t>(*count)});
   }
@@ -122,7 +121,7 @@ class Grid {
              of_model && key == keys::kPartitionCount ? std::string(keys::kDpWorldSize)
              : of_model                               ? std::string(key)
                         : std::string(keys::kOptimizerStateDict) + "." + std::string(key),
-             "is of " + counted(word.count, "rank") + ", the other files are of " +
+             "gives " + counted(word.count, "rank") + ", the other files give " +
                  std::to_string(*count));
       word.file->suspect = true;
     }
@@ -146,7 +145,8 @@ class Grid {
     return largest;
   }
 
-  // Whether there are optimizer-states files, and whether each rank has a model-states file.
+  // Finds out whether the checkpoint has optimizer-states files, and a model-states file for each
+  // rank.
   void find_stage() {
     size_t of_ranks = 0;
     size_t of_all = 0;
@@ -154,7 +154,7 @@ class Grid {
       try {
         ++(zero_stage_of(*file->shard) == 3 ? of_ranks : of_all);
       } catch (const Error&) {
-        continue;  // check_optim_files_agree says so
+        continue;  // check_optim_files_agree reports it
       }
     }
     zero_ = v_.folder.has(Kind::optim_states);
@@ -167,7 +167,7 @@ class Grid {
     zero_ = zero_ || stage_3_;
   }
 
-  // There must be files of kind `kind` of ranks 0 to `dp` - 1 of every mp rank, one each.
+  // Every mp rank must have one file of kind `kind` for each rank from 0 to `dp` - 1.
   void check_kind(Kind kind, uint32_t dp) {
     std::map<std::pair<uint32_t, uint32_t>, std::vector<CheckedFile*>> by_rank;
     for (CheckedFile& file : v_.files) {
@@ -217,22 +217,21 @@ class Grid {
 
   void report_missing(const ShardName& name) {
     v_.add({.check = Check::missing,
-            .message = "is not there: the checkpoint is of " + counted(ranks(dp_), "rank"),
+            .message = "is not there: the checkpoint has " + counted(ranks(dp_), "rank"),
             .file = v_.folder.display(v_.folder.path / name.file_name()),
             .rank = FindingRank{name.dp_rank, name.mp_rank}});
   }
 
   void report_extra(CheckedFile& file, uint32_t dp) {
     v_.add(Check::extra, file, "",
-           dp == 0
-               ? std::string("has no place in a checkpoint of this stage; perhaps it is left of "
-                             "another one of the same tag")
-               : "is one too many: the checkpoint is of " + counted(ranks(dp), "rank") +
-                     "; perhaps an older one of the same tag was larger");
+           dp == 0 ? std::string("does not belong to a checkpoint of this stage; perhaps it is "
+                                 "left over from another one of the same tag")
+                   : "is one too many: the checkpoint has " + counted(ranks(dp), "rank") +
+                         "; perhaps an older one of the same tag was larger");
     file.left_out = true;
   }
 
-  // Of files of one rank with different spellings, that of the run's own precision counts.
+  // If a rank has files of both spellings, the one for the run's own precision counts.
   void report_second(std::vector<CheckedFile*>& files) {
     const bool bf16 = is_bf16();
     auto other = std::find_if(files.begin(), files.end(),
@@ -245,7 +244,7 @@ class Grid {
     files.erase(other);
   }
 
-  // The readers take the rest.
+  // The readers get the remaining files.
   void leave_out() {
     std::set<std::filesystem::path> paths;
     for (const CheckedFile& file : v_.files) {

@@ -1,4 +1,4 @@
-// Copies that must be equal.
+// Compares copies that must be equal.
 
 #include <algorithm>
 #include <map>
@@ -21,18 +21,19 @@ namespace {
 using Kind = ShardName::Kind;
 using pickle::Value;
 
-// What each rank has seen of the data; nobody keeps it equal.
+// Statistics of the data that a rank has seen differ between ranks.
 bool is_running_statistic(std::string_view name) {
   return name.ends_with("running_mean") || name.ends_with("running_var");
 }
 
-// Counts what is compared, and looks whether to stop.
+// Counts compared bytes, and throws if the run is cancelled.
 void count_compared(Verification& v, uint64_t bytes) {
   v.stop_if_cancelled();
   v.progress.bytes_done += bytes;
 }
 
-// Where in `whole_a` the first byte is in which two tensors of one type and shape differ.
+// Returns the position in `whole_a` of the first byte that differs. Both have the same type and
+// shape.
 std::optional<Extent> first_difference(Verification& v, const TensorSource& whole_a,
                                        const TensorSource& whole_b) {
   const std::pair<TensorSource, TensorSource> read = without_same_repeats(whole_a, whole_b);
@@ -58,7 +59,7 @@ std::optional<Extent> first_difference(Verification& v, const TensorSource& whol
   return std::nullopt;
 }
 
-// Of the first elements.
+// Hashes the first elements.
 uint64_t hash_of_start(Verification& v, const TensorSource& tensor) {
   const int64_t count = std::min(kPieceElements, tensor.numel());
   std::vector<std::byte> bytes(static_cast<size_t>(count) * size_of(tensor.dtype()));
@@ -81,7 +82,7 @@ void report_copy(Verification& v, const std::string& name, const Copy& copy, con
   v.add(std::move(finding));
 }
 
-// Compares copies of one tensor with the one that most files have.
+// Compares the copies of a tensor with the one that most files have.
 void compare_copies(Verification& v, const std::string& name, std::vector<Copy> copies) {
   std::erase_if(copies, [&](const Copy& copy) { return v.is_doubtful(copy.value); });
   if (copies.size() < 2) return;
@@ -113,7 +114,7 @@ void compare_copies(Verification& v, const std::string& name, std::vector<Copy> 
   }
 }
 
-// Stage 3 writes `module` for every rank; only buffers have values there.
+// At stage 3 every rank writes `module`, but only its buffers have values.
 void compare_ranks(Verification& v, const std::vector<CheckedFile*>& files) {
   std::map<std::string, std::vector<Copy>> copies;
   for (CheckedFile* file : files) {
@@ -147,7 +148,7 @@ void compare_ranks(Verification& v, const std::vector<CheckedFile*>& files) {
   }
 }
 
-// What universal_checkpoint_info says that all tensor-parallel ranks have the same.
+// Parameters that are equal on all tensor-parallel ranks according to universal_checkpoint_info.
 class TpReplicated {
  public:
   explicit TpReplicated(const Value& info) {
@@ -158,7 +159,7 @@ class TpReplicated {
     }
   }
 
-  // Of AutoEP folded with tensor parallelism it says so of different experts.
+  // AutoEP with folded tensor parallelism lists experts there, which differ.
   bool contains(const std::string& name) const {
     if (name.find("experts") != name.npos) return false;
     return std::any_of(patterns_.begin(), patterns_.end(), [&](const auto& pattern) {
@@ -170,7 +171,7 @@ class TpReplicated {
   std::vector<std::unique_ptr<RE2>> patterns_;
 };
 
-// Tensor-parallel ranks that are no pipeline's.
+// Compares tensor-parallel ranks without a pipeline.
 void compare_slices(Verification& v) {
   std::map<std::string, std::vector<Copy>> copies;
   for (CheckedFile* file : v.of_kind(Kind::model_states)) {
@@ -190,7 +191,7 @@ void compare_slices(Verification& v) {
   }
 }
 
-// What one file has twice: frozen parameters of stage 2 and tied ones.
+// Compares tensors that one file has twice: frozen parameters at stage 2, and tied ones.
 void compare_within(Verification& v, CheckedFile& file) {
   ModelStates model(*file.shard);
   model.drop_false_aliases();
@@ -224,7 +225,7 @@ void compare_within(Verification& v, CheckedFile& file) {
   }
 }
 
-// Compares the copies of one tensor that several ranks hold.
+// Compares several ranks' copies of a tensor.
 void check_same(Verification& v, const std::string& name, const TensorSource& source) {
   std::set<FileId> reported;
   source.without_repeats().lower([&](const SourceRun& run) {
@@ -271,7 +272,7 @@ void check_module_replicas(Verification& v) {
   for (CheckedFile* file : v.of_kind(Kind::model_states)) {
     v.attempt(Check::layout, *file, [&] { compare_within(v, *file); });
   }
-  // With masters check_same_tensors and check_rounding look at them.
+  // With masters, check_same_tensors and check_rounding compare these.
   if (v.of_kind(Kind::optim_states).empty()) compare_slices(v);
 }
 

@@ -1,4 +1,4 @@
-// Weights that must be the roundings of their masters.
+// Compares 16-bit weights with the rounded masters.
 
 #include <algorithm>
 #include <cstring>
@@ -30,8 +30,8 @@ struct Weight {
   TensorSource master;
 };
 
-// Where a weight of world `mp_rank` stands in 16 bit: in the world's model-states file or, of a
-// pipeline, in the file of its layer.
+// Finds the 16-bit weights of world `mp_rank`: in its model-states file or, for a pipeline, in the
+// file of the layer.
 class ModuleFiles {
  public:
   ModuleFiles(Verification& v, const Shard& model)
@@ -54,7 +54,7 @@ class ModuleFiles {
   }
 
  private:
-  // Of a pipeline, whose layers have a file for each.
+  // Returns the number for a pipeline, whose layers have files of their own.
   uint32_t tensor_parallel_ranks() const {
     const Value dimensions =
         model_.archive.root().find_or_none(keys::kCheckpointParallelDimensions);
@@ -62,7 +62,7 @@ class ModuleFiles {
     if (tp.is(pickle::Kind::integer) && tp.as_int() > 0) {
       return static_cast<uint32_t>(std::min<int64_t>(tp.as_int(), 1 << 20));
     }
-    uint32_t last = 0;  // older releases note no dimensions
+    uint32_t last = 0;  // older releases do not record dimensions
     for (const CheckedFile& file : v_.files) {
       if (file.name && file.name->kind == Kind::layer) last = std::max(last, file.name->mp_rank);
     }
@@ -86,8 +86,8 @@ bool can_compare(const TensorSource& stored, const TensorSource& master) {
          (stored.dtype() == master.dtype() || can_convert(master.dtype(), stored.dtype()));
 }
 
-// The weights of one world whose masters the ranks of that world share. Parameters of experts, of
-// which each rank has others, are left out: the readers know how they are named.
+// Returns the weights of one world whose masters its ranks share. Experts differ on each rank and
+// are left out: only the readers know their names.
 std::vector<Weight> weights_of_world(Verification& v, CheckedFile& model_file) {
   const ModelStates model(*model_file.shard);
   const std::vector<CheckedFile*> optim = v.of_kind(Kind::optim_states, model_file.name->mp_rank);
@@ -97,7 +97,7 @@ std::vector<Weight> weights_of_world(Verification& v, CheckedFile& model_file) {
   for (const CheckedFile* file : optim) tensors.push_back(flat_tensors(*file->shard));
   const std::vector<int64_t> counts = partition_counts(optimizer_state(*optim.front()->shard));
   ModuleFiles module(v, *model_file.shard);
-  // Where there are fewer groups than param_shapes has, the reader says so.
+  // If param_shapes has more groups, the reader reports it.
   size_t groups = std::min(model.param_shapes.size(), counts.empty() ? 0 : SIZE_MAX);
   for (const auto& of_rank : tensors) groups = std::min(groups, of_rank.size());
   for (size_t g = 0; g < groups; ++g) {
@@ -121,7 +121,7 @@ std::vector<Weight> weights_of_world(Verification& v, CheckedFile& model_file) {
   return weights;
 }
 
-// What is not as it should be of a list of weights: the first element of each.
+// Returns the first wrong element of each weight.
 std::vector<NotRounded> not_rounded(Verification& v, const std::vector<Weight>& weights) {
   std::vector<PassItem> items;
   for (const Weight& weight : weights) {
@@ -159,16 +159,16 @@ void report_weight(Verification& v, const Weight& weight, int64_t at) {
   v.add(std::move(finding));
 }
 
-// How many weights each file has, and of how many of them some are wrong.
+// The number of weights in a file, and those with wrong elements.
 struct Tally {
   size_t all = 0;
   std::vector<size_t> wrong;
 };
 
-// A file of another save differs almost everywhere: one finding then says so.
+// A file of another save differs almost everywhere, which is reported as one finding.
 std::set<size_t> report_stale_files(Verification& v, const std::vector<Weight>& weights,
                                     const std::vector<NotRounded>& found) {
-  // By file, of the parts of masters that lie in it.
+  // Weights count for each file that holds a part of their masters.
   std::map<FileId, Tally> tallies;
   Tally all;
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -193,7 +193,7 @@ std::set<size_t> report_stale_files(Verification& v, const std::vector<Weight>& 
     if (file == nullptr) return;
     v.add({.check = Check::rounding,
            .message = std::to_string(tally.wrong.size()) + " of " + counted(tally.all, "weight") +
-                      " are not the roundings of their masters: " + whose + " is of another save",
+                      " are not the roundings of their masters: " + whose + " is from another save",
            .file = file->display,
            .rank = file->rank(),
            .tensor = weights[tally.wrong.front()].name});
@@ -224,7 +224,7 @@ void check_weights_of(Verification& v, std::vector<Weight> weights) {
   }
 }
 
-// Those of a universal checkpoint, whose masters are whole.
+// Returns the weights of a universal checkpoint, whose masters are whole.
 std::vector<Weight> universal_weights(Verification& v) {
   std::vector<Weight> weights;
   const std::vector<CheckedFile*> models = v.of_kind(Kind::model_states);
@@ -240,8 +240,9 @@ std::vector<Weight> universal_weights(Verification& v) {
   return weights;
 }
 
-// Those in files of single experts, which only the reader knows to name: DeepSpeed's own experts
-// have their global number in the name, AutoEP's have it behind the name of the fused parameter.
+// Returns the weights in files of single experts. Only the reader can name them. DeepSpeed's own
+// experts have their global number in the name, AutoEP's have it after the name of the fused
+// parameter.
 std::vector<Weight> expert_weights(Verification& v) {
   std::vector<Weight> weights;
   if (!v.checkpoint) return weights;
@@ -280,7 +281,7 @@ void check_rounding(Verification& v) {
   }
   if (v.report.form == "universal") return check_weights_of(v, universal_weights(v));
   for (CheckedFile* file : v.of_kind(Kind::model_states)) {
-    // Without the files of all ranks nothing tells where a parameter lies.
+    // Positions of parameters are known only with the files of all ranks.
     const bool all = !v.has(Check::missing) &&
                      std::all_of(v.files.begin(), v.files.end(), [](const CheckedFile& other) {
                        return other.left_out || other.usable();

@@ -1,4 +1,4 @@
-// Files of one save: what all ranks of a step have in common.
+// Compares values that all files of one save share: the same step, configuration and so on.
 
 #include <algorithm>
 #include <array>
@@ -21,17 +21,17 @@ namespace {
 using Kind = ShardName::Kind;
 using pickle::Value;
 
-// Something that files have in common, under the name it has in messages.
+// A value that files share, with its name in messages.
 struct Fact {
   Check check;
   std::string name;
   Value value;
-  std::optional<double> number;  // of a number, or of a tensor with a single one
+  std::optional<double> number;  // if the value is a number, or a tensor with a single element
 };
 using Facts = std::vector<Fact>;
 
-// The first values of plain data, in the order in which same_plain_data() compares them: the same
-// text for what is the same. `left`: how many more of them, of which a text is some; none deeper
+// Appends the first values of plain data, in the order of same_plain_data(). Equal data give equal
+// texts. `left`: the number of values to append; a long text counts as several. No value is deeper
 // than `levels`.
 void append_start(std::string& text, const Value& value, int levels, int& left) {
   if (levels == 0 || --left < 0 || TorchArchive::is_tensor(value)) return;
@@ -66,15 +66,15 @@ void append_start(std::string& text, const Value& value, int levels, int& left) 
   }
 }
 
-// Compares the facts of one name, of `files` files. A few bytes of a pickle can be a list without
-// an end, and many files can differ in its last value: together they look at so many values only.
+// Compares facts with the same name in `files` files. A few bytes of a pickle can be an endless
+// list, and files may differ only in its last value. So the number of compared values is limited.
 class Comparison {
  public:
   explicit Comparison(size_t files)
       : hashed_(static_cast<int>(
             std::clamp(kMostHashed / std::max<size_t>(files, 1), kLeastHashed, kMostOfOne))) {}
 
-  // The same of facts that are equal.
+  // Equal facts have equal hashes.
   uint64_t hash_of(const Fact* fact) const {
     constexpr int kLevels = 16;
     if (fact == nullptr) return 0;
@@ -85,7 +85,7 @@ class Comparison {
     return keyed_hash(text);
   }
 
-  // True, too, once it is exhausted.
+  // Returns true too after the limit is reached.
   bool are_equal(const Fact* a, const Fact* b) {
     if (a == b || exhausted()) return true;
     if (a == nullptr || b == nullptr || a->number != b->number) return false;
@@ -129,8 +129,8 @@ const Fact* find(const FactsByName& facts, std::string_view name) {
   return found == facts.end() ? nullptr : found->second;
 }
 
-// Which of `files` has the value of `name` that most have; of as many, the first, but one with
-// `expected` before all others.
+// Returns the file with the most common value of `name`. If several are equally common, `expected`
+// comes first, then the first file.
 size_t reference_for(const std::vector<FactsByName>& facts, std::string_view name,
                      std::optional<double> expected, Comparison& comparison) {
   std::vector<const Fact*> found;
@@ -150,20 +150,20 @@ size_t reference_for(const std::vector<FactsByName>& facts, std::string_view nam
   return best;
 }
 
-// The first file that is not among `having`.
+// Returns the first file that is not in `having`.
 size_t first_without(const std::vector<size_t>& having) {
   size_t i = 0;
   while (i < having.size() && having[i] == i) ++i;
   return i;
 }
 
-// One finding for each file that differs from what most files say: of what it differs in first, in
-// the order of the facts. `expected`: the number that facts of check `step` should have.
+// Adds a finding for each file that differs from most others, for the first different fact.
+// `expected`: the right number for facts of check `step`.
 void compare(Verification& v, const std::vector<CheckedFile*>& files,
              const std::vector<Facts>& facts_of_files, std::optional<double> expected) {
   std::vector<FactsByName> facts;
   std::vector<std::string> names;
-  KeyedMap<std::string_view, std::vector<size_t>> files_with;  // a fact of the name
+  KeyedMap<std::string_view, std::vector<size_t>> files_with;  // files that have a fact of the name
   for (const Facts& some : facts_of_files) {
     for (const Fact& fact : some) {
       std::vector<size_t>& having = files_with[fact.name];
@@ -211,7 +211,7 @@ void compare(Verification& v, const std::vector<CheckedFile*>& files,
   }
 }
 
-// A tensor whose bytes are known to be wrong is no fact.
+// A tensor whose bytes are already reported as wrong is no fact.
 void add_fact(Verification& v, Facts& facts, Check check, const Shard& shard, std::string name,
               const Value& value) {
   if (value.is_none()) return;
@@ -232,7 +232,7 @@ constexpr std::array kModelFacts = {Row{Check::step, keys::kGlobalSteps},
                                     Row{Check::layout, keys::kMpWorldSize},
                                     Row{Check::layout, keys::kCheckpointParallelDimensions},
                                     Row{Check::step, keys::kDsConfig}};
-// What the files of one world have in common besides.
+// Facts that only the files of one world share.
 constexpr std::array kWorldFacts = {Row{Check::shape, keys::kFrozenParamShapes},
                                     Row{Check::layout, keys::kBufferNames}};
 constexpr std::array kOptimFacts = {Row{Check::step, keys::kLossScaler},
@@ -257,7 +257,7 @@ Facts model_facts(Verification& v, const Shard& shard, bool of_world) {
   return facts;
 }
 
-// Where the optimizer's own state_dict is.
+// Returns the optimizer's own state_dict.
 Value states_of(const Value& wrapper) {
   const Value base = wrapper.find_or_none(keys::kBaseOptimizerState);
   return base.is_none() ? wrapper.find_or_none(keys::kOptimizerStateDict) : base;
@@ -268,7 +268,7 @@ std::string states_name(const Value& wrapper) {
   return std::string(base ? keys::kBaseOptimizerState : keys::kOptimizerStateDict);
 }
 
-// How often each flat tensor was stepped.
+// Returns the number of steps of each flat tensor.
 Facts step_facts(Verification& v, const Shard& shard, const Value& wrapper) {
   Facts facts;
   const Value states = states_of(wrapper);
@@ -289,7 +289,7 @@ Facts step_facts(Verification& v, const Shard& shard, const Value& wrapper) {
   return facts;
 }
 
-// Of two ranks that differ, the one with something else than numbers is the one that is wrong.
+// This finds the wrong one of two ranks that differ: its paddings are not all numbers.
 void check_alignment_paddings(const Shard& shard) {
   const Fields wrapper = optimizer_state(shard);
   in_context(wrapper.where(keys::kParamAlignmentPaddings), [&] {
@@ -305,7 +305,7 @@ Facts optim_facts(Verification& v, const Shard& shard, bool of_world) {
   Facts facts = step_facts(v, shard, wrapper);
   if (!of_world && facts.size() > 1) facts.resize(1);
   for (const Row& row : kOptimFacts) {
-    // Worlds of other stages and slices have other groups.
+    // Other stages and slices have other groups.
     if (!of_world && row.check == Check::layout && row.key != keys::kZeroStage) continue;
     add_fact(v, facts, row.check, shard, std::string(row.key), wrapper.find_or_none(row.key));
   }
@@ -316,7 +316,7 @@ Facts optim_facts(Verification& v, const Shard& shard, bool of_world) {
   return facts;
 }
 
-// The steps that the optimizers have made by the model-states files.
+// Returns the number of optimizer steps according to the model-states files.
 std::optional<double> expected_step(Verification& v) {
   for (const Kind kind : {Kind::model_states, Kind::zero_model_states}) {
     for (CheckedFile* file : v.of_kind(kind)) {
@@ -335,7 +335,7 @@ std::optional<double> expected_step(Verification& v) {
   return std::nullopt;
 }
 
-// Compares the files of all worlds with one another, and those of each world more closely.
+// Compares the files of all worlds, and those of each world in more facts.
 void compare_worlds(Verification& v, Kind kind,
                     Facts (*facts_of)(Verification&, const Shard&, bool),
                     std::optional<double> expected) {
@@ -356,7 +356,7 @@ void compare_worlds(Verification& v, Kind kind,
   if (worlds.size() > 1) compare_some(v.of_kind(kind), false);
 }
 
-// The first parameter that two files give different shapes, "" if it is the order or the groups.
+// Returns the first parameter with different shapes in two files, or "" if order or groups differ.
 std::string first_difference(const ModelStates& a, const ModelStates& b) {
   std::map<std::string, Shape> shapes;
   for (const NamedShapes& group : b.param_shapes) shapes.insert(group.begin(), group.end());
@@ -377,7 +377,7 @@ uint64_t hash_of(const std::vector<NamedShapes>& groups) {
   return keyed_hash(text);
 }
 
-// All ranks of a world have the same shapes, but for experts of their own.
+// All ranks of a world must have the same shapes, except for their own experts.
 void compare_shapes(Verification& v, const std::vector<CheckedFile*>& files) {
   std::vector<CheckedFile*> read;
   std::vector<ModelStates> models;

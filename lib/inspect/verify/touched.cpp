@@ -1,4 +1,4 @@
-// Which tensors a record that is damaged holds.
+// Names the tensors in a damaged record.
 
 #include <algorithm>
 #include <optional>
@@ -18,7 +18,7 @@ struct TouchedRecord {
   Finding* finding;
   Extent extent;
 };
-// By file. In a file they lie apart, but there can be several findings of one.
+// The damaged records of each file. They do not overlap, but may have several findings.
 using TouchedRecords = std::unordered_map<FileId, std::vector<TouchedRecord>>;
 
 bool is_of_record(const Finding& finding) {
@@ -27,7 +27,7 @@ bool is_of_record(const Finding& finding) {
   return of_bytes && finding.tensor.empty() && !finding.member.empty();
 }
 
-// Where the data of the record that a finding names is; nullopt if its header cannot be read.
+// Returns the data of the record in a finding, or nullopt if its header is unreadable.
 std::optional<Extent> data_of(const CheckedFile& file, const Finding& finding) {
   if (!file.zip) return std::nullopt;
   const ZipEntry* entry = file.zip->find(finding.member);
@@ -39,7 +39,7 @@ std::optional<Extent> data_of(const CheckedFile& file, const Finding& finding) {
   }
 }
 
-// A checkpoint that has not been opened because of what is damaged may still say what lies where.
+// A checkpoint that was not opened because of damage may still give the positions of its tensors.
 std::unique_ptr<Checkpoint> opened_for_names(Verification& v) {
   if (v.report.form != "zero" && v.report.form != "universal") return nullptr;
   try {
@@ -51,7 +51,7 @@ std::unique_ptr<Checkpoint> opened_for_names(Verification& v) {
   }
 }
 
-// The findings of the records that hold some of the bytes of `source`.
+// Returns the findings of records that hold bytes of `source`.
 std::set<Finding*> findings_of(const TensorSource& source, const TouchedRecords& records) {
   std::set<Finding*> found;
   source.without_repeats().lower([&](const SourceRun& run) {
@@ -92,8 +92,8 @@ void name_params(const Checkpoint& checkpoint, TouchedRecords& records) {
   }
 }
 
-// The keys in the pickle of the tensors that lie in each record of a file, by the record's name
-// without the top folder; where nothing tells which parameters they are of.
+// The pickle's keys of the tensors in each record of a file, by the record's name without the top
+// folder. They are used if the parameters of the record are unknown.
 using KeysOfRecords = KeyedMap<std::string, std::vector<std::string>>;
 
 KeysOfRecords keys_of_records(const CheckedFile& file) {
@@ -104,7 +104,7 @@ KeysOfRecords keys_of_records(const CheckedFile& file) {
       keys["data/" + file.shard->archive.info(found.value).storage_key].push_back(found.path);
     }
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::interrupted) throw;  // the pickle is damaged, too
+    if (error.kind() == ErrorKind::interrupted) throw;  // the pickle is damaged too
   }
   return keys;
 }
@@ -112,7 +112,7 @@ KeysOfRecords keys_of_records(const CheckedFile& file) {
 void name_keys(const KeysOfRecords& keys, Finding& finding) {
   const std::string& member = finding.member;
   auto found = keys.find(member);
-  // With the top folder.
+  // The finding's name has the top folder.
   if (found == keys.end()) found = keys.find(member.substr(member.find('/') + 1));
   if (found != keys.end()) finding.tensors = found->second;
 }

@@ -1,5 +1,5 @@
-// Universal checkpoints: a folder for each parameter, with its master and all the states that the
-// others have. ds_to_universal.py; universal_checkpoint.py load_hp_checkpoint_state.
+// Checks universal checkpoints: a folder for each parameter, with its master and the same states as
+// the others. See ds_to_universal.py; universal_checkpoint.py load_hp_checkpoint_state.
 
 #include <algorithm>
 #include <array>
@@ -22,7 +22,7 @@ using pickle::Value;
 constexpr std::string_view kFp32 = "fp32";
 constexpr std::string_view kStep = "step";
 
-// The files of one parameter by what they hold: "fp32", "exp_avg", "step".
+// The files of one parameter, by content: "fp32", "exp_avg", "step".
 using States = std::map<std::string, CheckedFile*>;
 
 std::map<std::string, States> states_by_name(Verification& v) {
@@ -45,7 +45,7 @@ std::string shortest(double number) {
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), number).ptr};
 }
 
-// The tensor that a file has bare or under 'param'.
+// Returns a file's tensor, which is the root or under 'param'.
 std::optional<TensorSource> tensor_in(const CheckedFile& file) {
   const Value root = file.shard->archive.root();
   const Value value = root.is_mapping() ? root.find_or_none("param") : root;
@@ -53,7 +53,7 @@ std::optional<TensorSource> tensor_in(const CheckedFile& file) {
   return file.shard->archive.tensor(value);
 }
 
-// Whether the file's values were left out (CheckpointFacts::stripped).
+// Returns whether the file's values were stripped (CheckpointFacts::stripped).
 bool is_stripped(const CheckedFile& file) {
   const Value root = file.shard->archive.root();
   return is_meta_tensor(root.is_mapping() ? root.find_or_none("param") : root);
@@ -103,8 +103,8 @@ class Universal {
     });
   }
 
-  // DeepSpeed's own experts are numbered through the model here, and on each rank from 0 in its
-  // file. How many there have to be the reader checks.
+  // DeepSpeed's own experts are numbered through the model here, but from 0 on each rank in its
+  // file. The reader checks their number.
   bool is_known(const std::string& name) const {
     if (known_.contains(name)) return true;
     const auto expert = parse_expert_name(name);
@@ -125,7 +125,7 @@ class Universal {
     }
   }
 
-  // Every parameter of a group has its master and the states that the others have.
+  // Every parameter of a group must have its master, and the same states as the others.
   void check_group(const NamedShapes& group) {
     std::map<std::string, size_t> having;
     size_t present = 0;
@@ -164,7 +164,7 @@ class Universal {
     }
   }
 
-  // Of a fused parameter of experts, of which `shape` has those of one rank.
+  // Returns whether `found` is a fused parameter of all experts. `shape` has one rank's.
   static bool holds_all_experts(const Shard& file, const Shape& found, const Shape& shape) {
     const Value count = file.archive.root().find_or_none("ep_num_experts");
     if (!count.is(pickle::Kind::integer) || found.empty() || found.size() != shape.size()) {
@@ -181,7 +181,7 @@ class Universal {
       const auto tensor = tensor_in(file);
       if (!tensor) throw CorruptError({.tensor = name}, "has no tensor");
       const Shape& found = tensor->shape();
-      // Vocabularies are saved without their padding.
+      // Vocabularies are saved without padding.
       if (file.shard->archive.root().find_or_none("vocab_tensor").is_true()) return;
       if (sliced_) return;
       if (found == shape || (shape.empty() && found == Shape{1})) return;
@@ -195,7 +195,7 @@ class Universal {
     });
   }
 
-  // The states are as large as the master.
+  // The states must have the size of the master.
   void check_values(const std::string& name, const States& states) {
     const auto master = states.find(std::string(kFp32));
     if (master == states.end() || !master->second->usable()) return;
@@ -218,7 +218,7 @@ class Universal {
     }
   }
 
-  // All parameters were stepped equally often.
+  // All parameters must have made the same number of steps.
   void check_steps() {
     std::map<double, std::vector<std::pair<std::string, CheckedFile*>>> by_step;
     for (const auto& [name, states] : params_) {
@@ -257,8 +257,8 @@ class Universal {
   std::vector<NamedShapes> groups_;
   std::set<std::string> known_;
   bool has_shapes_ = false;
-  bool flat_ = false;    // values may be of one dimension: stage 3
-  bool sliced_ = false;  // shapes in the model's files are of slices
+  bool flat_ = false;    // stage 3: values may be vectors
+  bool sliced_ = false;  // shapes in the model's files are those of slices
 };
 
 }  // namespace

@@ -15,14 +15,14 @@
 namespace dsckpt {
 namespace {
 
-// Findings name files by their contents; what is wrong with a compressed one is in another file.
+// Findings name the content of files. An error in a compressed file lies in the stored file.
 std::string message_of(const Error& error) {
   const std::filesystem::path stored = error.where().file;
   if (encoding_of(stored) == Encoding::plain) return error.message();
   return error.message() + " (in " + stored.filename().string() + ")";
 }
 
-// What the system lacks says nothing of the checkpoint.
+// A shortage of the system is no defect of the checkpoint.
 void refuse_shortage(const Error& error) {
   const int reason = error.errno_value();
   if (reason == EMFILE || reason == ENFILE || reason == ENOMEM) error.raise();
@@ -81,7 +81,7 @@ void Verification::skip(Check check, std::string why, bool done) {
   const std::lock_guard lock(mutex_);
   CheckDone& entry = report.checks[static_cast<size_t>(check)];
   entry.done = done;
-  // What another one says too is not repeated, as long as there are not too many to look.
+  // A reason that is part of another is not repeated, unless the text is too long for a search.
   constexpr size_t kLooked = 64 << 10;
   if (!whys_[static_cast<size_t>(check)].insert(why).second) return;
   if (entry.why.size() <= kLooked && entry.why.find(why) != std::string::npos) return;

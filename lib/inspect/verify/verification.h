@@ -76,7 +76,7 @@ class Verification {
   // After open_checkpoint, if it could be opened.
   std::unique_ptr<Checkpoint> checkpoint;
 
-  Reading reading() const { return {options.threads, progress, options.group}; }
+  Reading reading() const { return {options.threads, progress, options.readers}; }
 
   // Any thread.
   void add(Finding finding);

@@ -23,23 +23,24 @@ constexpr std::array<const char*, kCheckCount> kNames = {
     "missing", "extra",   "unreadable", "crc",       "wrong-rank", "step",  "layout",
     "shape",   "replica", "rounding",   "nonfinite", "latest",     "index", "manifest"};
 
-// What of a path a step is for.
+// The forms of a path that a step is for.
 enum Form : unsigned {
   kZero = 1,
   kUniversal = 2,
   kWeights = 4,
   kDcp = 8,
-  kStateDicts = 16,  // one rank's in each file, or a whole training in one
+  kStateDicts = 16,  // one rank's in each file, or a whole training's in one
   kCheckpoint = 3,
   kOfArchives = 23,
   kAll = 31
 };
 
-// A row of the table of steps: whom it is for, and the checks that it makes.
+// A row of the table of steps: the forms it is for, and the checks that it makes.
 struct Step {
   void (*run)(Verification&);
   unsigned forms;
   std::vector<Check> checks;
+  bool reads_elements = false;  // itself, and a plan of passes does not need its findings
 };
 
 void check_finite_if_asked(Verification& v) {
@@ -74,15 +75,15 @@ const std::vector<Step>& steps() {
       {check_swap_files, kZero, {missing, extra, layout}},
       {open_checkpoint, kCheckpoint | kDcp | kStateDicts, {layout}},
       {check_rounding, kCheckpoint, {rounding}},
-      {check_module_replicas, kZero, {replica}},
-      {check_same_tensors, kCheckpoint, {replica}},
+      {check_module_replicas, kZero, {replica}, true},
+      {check_same_tensors, kCheckpoint, {replica}, true},
       {check_finite_if_asked, kAll, {nonfinite}},
       {check_manifest_if_given, kAll, {manifest}},
   };
   return kSteps;
 }
 
-// The folder to look at where `latest` names none: the only one with shards.
+// Returns the folder to check if `latest` is wrong: the only one with shards.
 std::optional<std::string> only_tag(const fs::path& path) {
   const std::vector<fs::path> tags = other_tags(path, "");
   if (tags.size() != 1) return std::nullopt;
@@ -93,13 +94,13 @@ FindOptions find_options(const Verification& v, std::string tag) {
   return {.tag = std::move(tag), .roots = v.options.roots, .model = v.options.model};
 }
 
-// False if there is nothing to look at but a `latest` that is wrong.
+// Returns false if the path has only a wrong `latest`.
 bool find_folder(Verification& v, const fs::path& path) {
   try {
     v.folder = find_tag_folder(path, find_options(v, v.options.tag));
     return true;
   } catch (const Error& error) {
-    // A universal checkpoint whose model's file is missing.
+    // The model's file of a universal checkpoint may be missing.
     const fs::path folder = error.where().file;
     std::error_code failed;
     if (!folder.empty() && fs::is_directory(folder / "zero", failed)) {
@@ -123,7 +124,7 @@ void add_file(Verification& v, fs::path path, std::optional<ShardName> name) {
   file.name = name;
 }
 
-// All files below zero/ of a universal checkpoint, by path.
+// Adds all files below zero/ of a universal checkpoint, by path.
 void add_universal_files(Verification& v) {
   std::vector<fs::path> paths;
   std::error_code failed;
@@ -141,8 +142,8 @@ void add_universal_files(Verification& v) {
   }
 }
 
-// Those that the index names, as far as they are there; without an index that can be read, all.
-// With the optimizer's beside them.
+// Adds the files that the index names, or all files if it is unreadable. The optimizer's files
+// beside them are added too.
 void add_weights_files(Verification& v, const fs::path& folder) {
   std::vector<fs::path> paths = find_weights(folder);
   if (paths.size() == 1 && is_weights_index(paths.front())) {
@@ -172,7 +173,7 @@ void add_weights_files(Verification& v, const fs::path& folder) {
   }
 }
 
-// All files of ranks, those of the optimizer and of extra states, too.
+// Adds all ranks' files, also those of optimizers and extra states.
 void add_rank_files(Verification& v) {
   std::vector<fs::path> folders = v.folder.other_roots;
   folders.insert(folders.begin(), v.folder.path);
@@ -184,13 +185,13 @@ void add_rank_files(Verification& v) {
   }
 }
 
-// Whether a file is one of several ranks', which are looked at together.
+// Returns whether a file belongs to several ranks' files, which are checked together.
 bool is_one_ranks(const fs::path& path) {
   const auto name = parse_rank_name(content_path(path).filename().string());
   return name && (name->ranks || has_rank_tensors(path));
 }
 
-// What the path is, and its files. 0 if there is nothing to look at.
+// Finds the path's form and its files. Returns 0 if there is nothing to check.
 unsigned find_files(Verification& v, const fs::path& path) {
   std::error_code failed;
   if (!is_stored(path)) throw UsageError(path.string() + ": there is no such file");
@@ -240,8 +241,7 @@ unsigned find_files(Verification& v, const fs::path& path) {
   return kUniversal;
 }
 
-// Findings of one check stay together, in the order of the files.
-// Two checks may meet the same defect on their way.
+// Sorts by check, then by file. Two checks may report the same defect, which is kept once.
 void sort_findings(Verification& v) {
   std::vector<Finding>& findings = v.report.findings;
   std::stable_sort(findings.begin(), findings.end(), [](const Finding& a, const Finding& b) {
@@ -254,7 +254,7 @@ void sort_findings(Verification& v) {
   findings.erase(std::unique(findings.begin(), findings.end(), same), findings.end());
 }
 
-// What is wrong with one file is no reason to look at nothing else, wherever it is met.
+// An error in one file must not stop the other checks.
 void report_failed(Verification& v, const Step& step, const Error& error) {
   for (const Check check : step.checks) {
     v.skip(check, "not all of it: " + std::string(error.what()), true);
@@ -278,6 +278,7 @@ void run_steps(Verification& v, const fs::path& path) {
   const unsigned form = find_files(v, path);
   for (const Step& step : steps()) {
     if ((step.forms & form) == 0) continue;
+    if (step.reads_elements && v.reading().only_plans()) continue;
     v.stop_if_cancelled();
     for (const Check check : step.checks) {
       CheckDone& entry = v.report.checks[static_cast<size_t>(check)];

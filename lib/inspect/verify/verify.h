@@ -15,11 +15,11 @@
 
 namespace dsckpt {
 
-// Verifies `path`: a folder with `latest` or the tag, a tag's own folder, a universal checkpoint, a
-// folder of weights, or one file of torch.save or safetensors. Reads every byte once or twice;
-// memory does not grow with the size of the tensors. Throws UsageError if the path does not exist,
-// InconsistentError if it holds nothing to verify. Throws IoError, CorruptError for an invalid
-// manifest, InterruptedError.
+// Verifies `path`, which is a folder with `latest` or the tag, or a tag's own folder. It may also
+// be a universal checkpoint, a folder of weights, or one file of torch.save or safetensors. Reads
+// every byte once or twice; memory does not grow with the size of the tensors. Throws UsageError if
+// the path does not exist, InconsistentError if it holds nothing to verify. Throws IoError,
+// CorruptError for an invalid manifest, InterruptedError.
 VerifyReport verify(InputFiles& inputs, const std::filesystem::path& path,
                     const VerifyOptions& options, Progress& progress);
 

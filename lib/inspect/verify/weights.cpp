@@ -1,4 +1,4 @@
-// Weights: does the index agree with the files, and is every tensor there once.
+// Checks weights: the index must agree with the files, and every tensor must exist once.
 
 #include "checkpoint/weights.h"
 
@@ -60,7 +60,7 @@ class WeightsCheck {
     return paths.front();
   }
 
-  // Files that the numbers in the names of others say there are.
+  // Files may be missing according to the numbers in other names.
   void check_siblings() {
     std::vector<fs::path> paths;
     for (const CheckedFile& file : v_.files) paths.push_back(file.path);
@@ -121,7 +121,7 @@ class WeightsCheck {
     }
   }
 
-  // "model-00009-of-00009.safetensors" beside an index that does not name it.
+  // Reports "model-00009-of-00009.safetensors" if the index does not name it.
   void check_strangers(const WeightsIndex& index) {
     std::set<std::string> named;
     for (const auto& entry : index.files) named.insert(entry.second);
@@ -131,7 +131,7 @@ class WeightsCheck {
       static const RE2 kShardName(".+-\\d+-of-\\d+\\.(safetensors|bin)");
       if (!RE2::FullMatch(name, kShardName) || named.contains(name)) continue;
       v_.add({.check = Check::extra,
-              .message = "is not in the index; perhaps it is left of another export",
+              .message = "is not in the index; perhaps it is left over from another export",
               .file = name});
     }
   }
@@ -166,11 +166,11 @@ class WeightsCheck {
 
   void check_size(const WeightsIndex& index, const std::string& display) {
     if (!unsupported_.empty()) {
-      v_.skip(Check::index, "total_size, for some tensors are of a kind that is not read", true);
+      v_.skip(Check::index, "total_size, since some tensors are of an unsupported kind", true);
       return;
     }
     if (!all_there_ || disagrees_) {
-      v_.skip(Check::index, "total_size, for the files do not have what the index lists", true);
+      v_.skip(Check::index, "total_size, since the files lack tensors of the index", true);
       return;
     }
     if (!index.total_size || *index.total_size == total_ || *index.total_size == total_once_) {

@@ -16,7 +16,7 @@ std::string attribute(const char* name, const std::string& value) {
   return std::string(" ") + name + "=\"" + value + "\"";
 }
 
-// In percent, with digits enough for a thousandth of a pixel.
+// In percent. The digits are exact to a thousandth of a pixel.
 std::string part(double share) {
   return decimal(100 * share, 5) + "%";
 }
@@ -25,7 +25,8 @@ std::string title(const std::string& escaped) {
   return "<title>" + escaped + "</title>";
 }
 
-// A rectangle that stands on `bottom`; all in pixels, but for x and width, which are shares.
+// A rectangle that stands on `bottom`. x and width are parts of the chart's width, the rest is in
+// pixels.
 std::string column(double x, double width, double bottom, double height,
                    const std::string& classes) {
   return "<rect" + attribute("class", classes) + attribute("x", part(x)) +
@@ -114,8 +115,8 @@ std::string column_title(std::span<const RankShare> ranks, uint64_t least, uint6
                human_bytes(most));
 }
 
-// The column of some neighbours, `x` and `width` as parts of the chart, whose height is `top`
-// bytes.
+// The column of neighbouring ranks. `x` and `width` are parts of the chart's width; `top` is the
+// chart's height in bytes.
 std::string ranks_column(std::span<const RankShare> ranks, double x, double width, uint64_t top,
                          const KindColours& colours) {
   const auto [least, most] = std::minmax_element(
@@ -147,7 +148,7 @@ size_t ranks_a_column(size_t ranks) {
 
 std::string columns_chart(const std::vector<RankShare>& ranks, uint64_t top,
                           const KindColours& colours) {
-  constexpr size_t kWithGaps = 48;  // columns; between more there is no room
+  constexpr size_t kWithGaps = 48;  // columns; more leave no room for gaps
   const size_t each = ranks_a_column(ranks.size());
   const double slot = static_cast<double>(each) / static_cast<double>(ranks.size());
   const double part_of_slot = ranks.size() / each > kWithGaps ? 1 : 0.8;
@@ -178,7 +179,7 @@ Octaves octaves_of(const std::vector<HtmlReport::Distribution>& distributions) {
 
 namespace {
 
-// The bins of a chart from left to right. What is smaller than the first octave counts as zero.
+// The bins of a chart from left to right. Values below the first octave count as zeros.
 std::vector<uint64_t> chart_bins(const Statistics& values, const Octaves& octaves) {
   const Histogram& histogram = values.histogram;
   std::vector<uint64_t> bins;
@@ -191,13 +192,13 @@ std::vector<uint64_t> chart_bins(const Statistics& values, const Octaves& octave
   return bins;
 }
 
-// Powers of ten on both sides, a few of them.
+// Labels at some powers of ten, on both sides of zero.
 std::string axis_labels(const Octaves& octaves, double y) {
   const double bins = static_cast<double>(octaves.end - octaves.first);
   const double low = static_cast<double>(octaves.first) + Histogram::kFirstExponent;
   const double high = static_cast<double>(octaves.end) + Histogram::kFirstExponent;
   const double octaves_a_decade = std::log2(10.0);
-  constexpr double kLabels = 4;  // on a side, at most
+  constexpr double kLabels = 4;  // at most, on each side
   const double step = std::max(1.0, std::ceil((high - low) / octaves_a_decade / kLabels));
   const auto label = [&](double share, const std::string& text) {
     return "<text" + attribute("class", "tick") + attribute("x", part(share)) +
@@ -221,7 +222,7 @@ std::string histogram_chart(const Statistics& values, const Octaves& octaves, bo
   const double height = axis ? 120 : 26;
   const std::vector<uint64_t> bins = chart_bins(values, octaves);
   const uint64_t top = std::max<uint64_t>(*std::max_element(bins.begin(), bins.end()), 1);
-  // One path, in bins by pixels, stretched to the width there is.
+  // The histogram is one path, stretched to the available width. Its units are bins and pixels.
   std::string path;
   for (size_t i = 0; i < bins.size(); ++i) {
     if (bins[i] == 0) continue;
@@ -236,7 +237,7 @@ std::string histogram_chart(const Statistics& values, const Octaves& octaves, bo
   constexpr double kAxis = 20;
   if (axis) drawing += axis_labels(octaves, height + kAxis - 5);
   return svg(axis ? "histogram" : "small histogram", height + (axis ? kAxis : 0),
-             "how many values there are of each size", drawing);
+             "number of values of each size", drawing);
 }
 
 namespace {
@@ -259,7 +260,7 @@ std::string shard_bar(const HtmlReport::ShardMap& map, const std::vector<size_t>
   const double elements = static_cast<double>(std::max<int64_t>(map.elements, 1));
   uint32_t copies = 0;
   std::string content;
-  int64_t turn_first = 0;  // of the parts that lie in turns with the current one
+  int64_t turn_first = 0;  // first element of the interleaved parts around the current one
   int64_t turn_step = 0;
   for (size_t i = 0; i < map.extents.size(); ++i) {
     const TensorExtent& extent = map.extents[i].extent;
@@ -296,7 +297,7 @@ std::string shade_class(size_t index, size_t count) {
 std::string shard_strip(const HtmlReport::ShardMap& map, const std::vector<size_t>& file_of,
                         size_t files, size_t count) {
   constexpr double kHeight = 44;
-  // The parts that begin in each step; those that began before go on where none does.
+  // The parts that begin in each step. A step without any continues the parts before it.
   std::vector<std::vector<size_t>> steps(count);
   const auto whole = static_cast<double>(count);
   const auto elements = static_cast<double>(std::max<int64_t>(map.elements, 1));

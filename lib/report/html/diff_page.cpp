@@ -17,14 +17,14 @@ namespace dsckpt {
 namespace {
 
 constexpr size_t kTensors = 300;  // in the tree
-constexpr size_t kFurthest = 12;  // in the table above it
-constexpr size_t kAllOpen = 16;   // a tree of so many tensors is open from the start
+constexpr size_t kFurthest = 12;  // in the table above the tree
+constexpr size_t kAllOpen = 16;   // tensors; a smaller tree is open from the start
 
 struct Words {
   const char* what;
   const char* colour;
 };
-// By Verdict.
+// In the order of Verdict.
 constexpr std::array<Words, kVerdicts> kWords{{{"bit-equal", "c2"},
                                                {"within the tolerance", "c5"},
                                                {"other values", "c1"},
@@ -94,7 +94,7 @@ std::string type_text(const std::optional<DType>& dtype, const std::optional<Sha
   return dtype ? std::string(torch_name(*dtype)) + " " + to_text(*shape) : "—";
 }
 
-// A side's type and shape, and the value where they are furthest apart.
+// One side's type and shape, and its value where the sides differ most.
 std::string side_cell(const TensorDiff& tensor, bool is_a) {
   const std::string type =
       is_a ? type_text(tensor.dtype_a, tensor.shape_a) : type_text(tensor.dtype_b, tensor.shape_b);
@@ -145,7 +145,7 @@ std::string furthest(const Diff& diff) {
                      table(tensor_headings(), rows, "dense pairs"));
 }
 
-// What is left of a tensor's name below the module that `above` is the path of.
+// The tensor's name below the module with the path `above`.
 std::string name_below(const TensorDiff& tensor, const std::string& above) {
   return above.empty() ? tensor.name : tensor.name.substr(above.size() + 1);
 }

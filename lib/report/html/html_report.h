@@ -44,6 +44,7 @@ struct HtmlReport {
   std::vector<std::string> notes;
   std::vector<BytesOfKind> kinds;  // on disk; they add up to all
   std::vector<RankShare> ranks;
+  std::vector<GridRank> grid;  // of a split model
   std::optional<TreeNode> modules;
   std::vector<Distribution> totals;   // of all tensors of a kind: "weights", "exp_avg"
   std::vector<Distribution> tensors;  // in the order in which they are shown

@@ -39,8 +39,8 @@ std::string kinds(const std::vector<BytesOfKind>& amounts, const KindColours& co
                 bytes_cell(amounts[i].bytes) + number(percent(amounts[i].bytes, total)));
   }
   return section(
-      "kinds", "What the bytes are",
-      paragraph(human_bytes(total) + " on disk, by what they hold.") +
+      "kinds", "Bytes by kind",
+      paragraph(human_bytes(total) + " on disk, by content.") +
           stacked_bar(amounts, total, colours, kHeight) +
           table(heading("kind") + heading("bytes", true) + heading("share", true), rows));
 }
@@ -52,7 +52,7 @@ std::string legend_entry(const std::string& colour, const std::string& name, uin
 }
 
 std::string modules(const std::optional<TreeNode>& root) {
-  // Below 200 square pixels of the largest map nothing can be told apart.
+  // Areas below 200 square pixels of the largest map cannot be told apart.
   constexpr double kAspect = 1000.0 / 560;
   constexpr double kSmallest = 200.0 / (1000 * 560);
   if (!root || root->bytes == 0) return "";
@@ -89,7 +89,7 @@ std::string distribution_row(const Distribution& distribution, const Octaves& oc
 std::string distribution_table(const std::vector<Distribution>& tensors) {
   constexpr size_t kRows = 200;
   const Octaves octaves = octaves_of(tensors);
-  // What is no number is what one looks for.
+  // NaNs and infinities are of most interest.
   std::vector<const Distribution*> shown;
   for (const Distribution& each : tensors) shown.push_back(&each);
   std::stable_partition(shown.begin(), shown.end(), [](const Distribution* each) {
@@ -111,7 +111,7 @@ std::string distribution_table(const std::vector<Distribution>& tensors) {
 std::string distributions(const HtmlReport& report) {
   if (report.totals.empty() && report.tensors.empty()) return "";
   std::string content = paragraph(
-      "How many values there are of each size: the axis is logarithmic on both sides of zero.");
+      "The number of values of each size: the axis is logarithmic on both sides of zero.");
   for (const Distribution& total : report.totals) {
     content += "<h3>" + html_text(total.tensor) + "</h3>\n" +
                paragraph("<span class=\"sub\">" + html_text(total.type) + "</span>") +
@@ -136,7 +136,7 @@ std::string estimates(const HtmlReport& report) {
   std::string rows;
   for (const MemoryEstimate& estimate : report.estimates) rows += estimate_row(estimate);
   return section(
-      "memory", "Memory to go on",
+      "memory", "Memory to continue training",
       paragraph("With N = " + grouped_count(gpus, "GPU") +
                 ", M = " + grouped(hardware.gpus_per_node) +
                 " on a node; P parameters, L of the largest layer. Without activations.") +
@@ -156,7 +156,7 @@ std::string conversions(const std::vector<Conversion>& conversions) {
              "</code>") +
         cell(conversion.refusal.empty() ? "yes" : "no: " + html_text(conversion.refusal, 2000)));
   }
-  return section("conversions", "What it can be made into",
+  return section("conversions", "Possible conversions",
                  table(heading("what") + heading("by") + heading("can it"), rows));
 }
 
@@ -164,12 +164,13 @@ std::string conversions(const std::vector<Conversion>& conversions) {
 
 std::string html_of(const HtmlReport& report) {
   const KindColours colours(report.kinds);
-  // What is asked first comes first; single tensors and values, which are long, come last.
+  // The most asked questions come first, and long lists of tensors and values last.
   return document(report.title, "<header>\n<h1>" + html_text(report.title) + "</h1>\n" +
                                     paragraph(html_text(report.subtitle)) +
                                     facts_list("headline", report.headline) + "</header>\n" +
                                     about(report) + kinds(report.kinds, colours) +
-                                    ranks_section(report.ranks, colours) + modules(report.modules) +
+                                    ranks_section(report.ranks, colours) +
+                                    grid_section(report.grid) + modules(report.modules) +
                                     estimates(report) + conversions(report.conversions) +
                                     distributions(report) + shards_section(report.maps));
 }

@@ -12,21 +12,22 @@
 namespace dsckpt {
 namespace {
 
-// More ranks than this are columns of a chart rather than rows of a table.
+// A table has at most so many ranks; a chart shows more.
 constexpr size_t kRankRows = 16;
 constexpr size_t kOutliers = 8;
 constexpr double kBarHeight = 14;
 
-// What most ranks have.
+// The range of most ranks.
 struct Usual {
   uint64_t median = 0;
-  uint64_t least = 0;  // what is not within [least, most] stands out
+  uint64_t least = 0;  // ranks outside [least, most] stand out
   uint64_t most = 0;
 
   bool has(const RankShare& rank) const { return rank.bytes >= least && rank.bytes <= most; }
 };
 
-// Four times the range in which the middle half lies, and at least a hundredth, on both sides.
+// The range of the middle half, widened on both sides by four times its size, at least by a
+// hundredth.
 Usual usual_of(const std::vector<RankShare>& ranks) {
   std::vector<uint64_t> bytes;
   for (const RankShare& rank : ranks) bytes.push_back(rank.bytes);
@@ -67,7 +68,7 @@ std::string all_rows(const std::vector<RankShare>& ranks, const KindColours& col
   return table("", rows, "ranks");
 }
 
-// Those that stand out, the furthest first; the bar says of what kinds their bytes are.
+// The ranks that stand out, the furthest first. Each bar shows the kinds of their bytes.
 std::string outliers(const std::vector<RankShare>& ranks, const Usual& usual,
                      const KindColours& colours) {
   std::vector<const RankShare*> found;
@@ -100,12 +101,12 @@ std::string columns(const std::vector<RankShare>& ranks, const Usual& usual,
     if (usual.has(rank)) top = std::max(top, rank.bytes);
   }
   const size_t each = ranks_a_column(ranks.size());
-  const std::string what = each == 1 ? "a column is a rank"
-                                     : "a column is " + grouped_count(each, "rank") +
-                                           ": the least of them, pale what the most "
-                                           "has more";
+  const std::string what = each == 1
+                               ? "a column is a rank"
+                               : "a column is " + grouped_count(each, "rank") +
+                                     ": the smallest, and in pale colour the excess of the largest";
   return paragraph("All in their order; " + what + ". The chart is " + human_bytes(top) +
-                   " high, and what is higher has a cap.") +
+                   " high; higher columns have a cap.") +
          columns_chart(ranks, top, colours) + "<p class=\"ends\"><span>" +
          rank_name(ranks.front()) + "</span><span>" + rank_name(ranks.back()) + "</span></p>\n";
 }

@@ -14,6 +14,10 @@ namespace dsckpt {
 // their order.
 std::string ranks_section(const std::vector<RankShare>& ranks, const KindColours& colours);
 
+// The parts of a split model: a line for each pipeline stage, a column for each tensor-parallel
+// rank.
+std::string grid_section(const std::vector<GridRank>& grid);
+
 // The files that hold each tensor's parts: a strip, then the parts that differ from the others.
 std::string shards_section(const std::vector<HtmlReport::ShardMap>& maps);
 

@@ -14,16 +14,16 @@ namespace {
 
 using Extent = HtmlReport::Extent;
 
-constexpr size_t kAllRows = 24;    // of parts, that are all shown
-constexpr size_t kOtherRows = 16;  // of parts that are not as most are
-constexpr size_t kFirstRows = 64;  // of the others, behind a click, of all tensors together
-constexpr size_t kMaps = 8;        // with tables
+constexpr size_t kAllRows = 24;    // parts; so many are all shown
+constexpr size_t kOtherRows = 16;  // parts of an unusual size
+constexpr size_t kFirstRows = 64;  // parts of the usual size, collapsed, for all tensors together
+constexpr size_t kMaps = 8;        // maps with tables
 
 int64_t elements_of(const Extent& part) {
   return part.extent.row_elements * static_cast<int64_t>(part.extent.rows);
 }
 
-// A record's folder is the file's name again, as torch writes it.
+// torch's archives repeat the file's name as a record's folder, which is left out here.
 std::string record_text(const Extent& part) {
   const std::string& record = part.extent.record;
   const size_t slash = record.find('/');
@@ -55,7 +55,7 @@ std::string parts_table(const std::vector<const Extent*>& parts,
                rows, "parts");
 }
 
-// How many elements most of the parts have, and how many parts that are.
+// Returns the most frequent size of a part in elements, and the number of parts of that size.
 std::pair<int64_t, size_t> usual_size(const std::vector<Extent>& parts) {
   std::map<int64_t, size_t> sizes;
   for (const Extent& part : parts) ++sizes[elements_of(part)];
@@ -64,7 +64,7 @@ std::pair<int64_t, size_t> usual_size(const std::vector<Extent>& parts) {
   return *most;
 }
 
-// Many parts: those of another size than most come first, and the rest is behind a click.
+// Parts of unusual sizes come first; the others are collapsed.
 std::string many_parts(const std::vector<Extent>& parts,
                        const std::map<const Extent*, std::string>& colours, size_t rows) {
   const auto [size, count] = usual_size(parts);
@@ -91,7 +91,7 @@ std::string many_parts(const std::vector<Extent>& parts,
                        parts_table(first, colours));
 }
 
-// `rows`: of a table of parts that are alike; 0: no table.
+// `rows`: the rows in a table of parts of equal size, or 0 for no table.
 std::string shard_map(const HtmlReport::ShardMap& map, size_t steps, size_t rows) {
   std::map<std::string, size_t> files;
   std::vector<size_t> file_of;
@@ -126,7 +126,7 @@ std::string shards_section(const std::vector<HtmlReport::ShardMap>& maps) {
   std::string content = paragraph(
       std::string("The elements of a tensor from first to last, each in the colour of its file") +
       (any_many ? "; of many files the first are pale and the last are dark." : "."));
-  // All of them together stay small.
+  // The limits keep the page small for any number of maps.
   const size_t steps = maps.size() <= 2 ? 128 : 32;
   const size_t rows = std::max<size_t>(kFirstRows / maps.size(), 4);
   for (size_t i = 0; i < maps.size() && i < 4 * kMaps; ++i) {

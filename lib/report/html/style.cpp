@@ -3,8 +3,8 @@
 namespace dsckpt {
 namespace {
 
-// The fills are Paul Tol's "light" scheme, made to be told apart by everyone and to carry dark
-// text; on dark pages deeper tones of the same hues carry light text.
+// The fills are Paul Tol's "light" scheme: they differ for colour-blind eyes and carry dark text.
+// Dark pages have deeper tones of the same hues with light text.
 constexpr std::string_view kStyle = R"(
 :root {
   color-scheme: light dark;

@@ -13,7 +13,7 @@ constexpr double kLine = 15;     // from one line of text to the next
 constexpr double kCharacter = 7;
 constexpr double kMargin = 6;
 
-// Widths of the map in windows of different sizes, and the class of text that needs that much.
+// Widths of the map in windows of different sizes, and the class of texts that need such a width.
 struct Tier {
   double width;
   const char* text_class;
@@ -33,7 +33,7 @@ std::string without_weight(const std::string& name) {
   return name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
 }
 
-// What of a cell's name fits, or "".
+// The longest form of a cell's name that fits, or "".
 std::string fitting(const std::string& name, const MapArea& area) {
   const std::string base = without_weight(name);
   for (const std::string& text : {name, base, base.substr(base.rfind('.') + 1)}) {
@@ -46,7 +46,8 @@ class Labels {
  public:
   explicit Labels(const MapArea& area) : area_(area) {}
 
-  // Adds a line if there is room for it. It is seen where all lines before it are.
+  // Adds a line if there is room for it. A window that is too narrow for a line hides the lines
+  // after it too.
   void add(const std::string& text, const char* style) {
     const double bottom = y_ + kLine;
     const Tier* tier = tier_for(text, area_);
@@ -99,7 +100,8 @@ std::string treemap_chart(const Treemap& map) {
       "width=\"100%\" height=\"" +
       decimal(kHeight, 0) + "\">\n";
   for (const MapCell& cell : map.cells) {
-    // Cells come with the largest of a group first. The only cell of a group has its name anyway.
+    // The largest cell of a group comes first. A cell that is a whole group already has the group's
+    // name.
     const bool first = cell.group < named.size() && !named[cell.group];
     if (first) named[cell.group] = true;
     const bool whole = first && map.groups[cell.group].bytes == cell.bytes;
