@@ -1,34 +1,34 @@
-"""DeepSpeed checkpoints: weights, universal checkpoints, another number of GPUs, and what is inside.
+"""DeepSpeed checkpoints: weights, universal checkpoints, another number of GPUs, and their content.
 
-Each function is a tool's command, and takes its options as keywords: ``dtype="bf16"`` is ``--dtype bf16``,
-``force=True`` is ``--force``, ``include=["norm", "head"]`` is ``--include norm --include head``, and
-``as_="float32"`` is ``--as float32``, since `as` is a word of Python's. What is None or False is left out. Types may
-be torch's or NumPy's: ``dtype=torch.bfloat16``. ``help(dsckpt.convert)`` lists the options.
+Each function is a tool's command, and takes its options as keywords. ``dtype="bf16"`` is ``--dtype bf16``, and
+``force=True`` is ``--force``. ``include=["norm", "head"]`` is ``--include norm --include head``. ``as_="float32"`` is
+``--as float32``, since `as` is a keyword of Python. Options that are None or False are not passed on. Types may be
+torch's or NumPy's: ``dtype=torch.bfloat16``. ``help(dsckpt.convert)`` lists the options.
 
     >>> import dsckpt
     >>> dsckpt.convert("checkpoint-500", "weights", safe_serialization=True)  # doctest: +SKIP
     {'files': [...], 'seconds': 1.9, ...}
 
-Results are what the tool prints with ``--json``, as dictionaries; `dsckpt.results` has their types. The notes that it
-has for a result are in its "notes", and are warnings (`DsckptWarning`). Errors are exceptions, one class a kind
-(`Error`), which know file, tensor and offset; their words and hints are the tool's, for a command line. Ctrl-C stops
-the tool, which leaves nothing behind, and raises KeyboardInterrupt. Functions may be called from several threads at
-once; other threads run meanwhile.
+Results are the tool's ``--json`` output, as dictionaries; `dsckpt.results` has their types. Notes on a result are in
+its "notes", and are warnings too (`DsckptWarning`). Errors are exceptions (`Error`), one class for each kind, with the
+file, tensor and offset. Their messages and hints are the tool's, so hints are for a command line. Ctrl-C stops the
+tool, which leaves nothing behind, and raises KeyboardInterrupt. Several threads may call functions at once, and other
+threads run meanwhile.
 
-`open()` gives a checkpoint's tensors by name, and reads what is asked for:
+`open()` gives a checkpoint's tensors by name, and reads only the requested elements:
 
     >>> dsckpt.open("checkpoint-500")["lm_head.weight"][:2]  # doctest: +SKIP
 
-`load_checkpoint()` loads one into a running DeepSpeed engine, also of another number of ranks.
+`load_checkpoint()` loads a checkpoint into a running DeepSpeed engine, also one of another number of ranks.
 
 `dsckpt.deepspeed` has DeepSpeed's own functions, and `patch_deepspeed()` puts them in DeepSpeed's place.
 
-Importing this package imports neither torch nor anything else that takes time.
+Importing this package is fast: it imports neither torch nor other large packages.
 """
 
 from ._errors import CorruptError, DsckptWarning, Error, InconsistentError, IoError, UnsupportedError, UsageError
 
-# All but `print`, which Python has a function of that name for.
+# Everything but `print`, since Python has a function of that name.
 __all__ = [
     "Checkpoint", "CorruptError", "DsckptWarning", "Error", "InconsistentError", "IoError", "Tensor",
     "UnsupportedError", "UsageError", "average", "convert", "diff", "html", "inspect", "keep", "list_tensors",

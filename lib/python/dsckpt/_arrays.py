@@ -1,8 +1,8 @@
-"""What elements are given out as: torch's tensors or arrays of NumPy, of which type and where."""
+"""The form of elements for a caller: tensors of torch or arrays of NumPy, their type and their device."""
 from ._errors import UnsupportedError, UsageError
 from ._tool import dtype_name
 
-PIECE = 32 << 20  # bytes that are read at once where they become another type, or go to another device
+PIECE = 32 << 20  # bytes per read if elements are converted, or go to another device
 
 NUMPY = {
     "float64": "f8", "float32": "f4", "float16": "f2", "int64": "i8", "int32": "i4", "int16": "i2", "int8": "i1",
@@ -18,9 +18,9 @@ _FLOATING = {name for name in SIZES if name.startswith(("float", "bfloat")) and 
 
 
 class Form:
-    """What elements are given out as: torch's tensors or arrays of NumPy, of which type and where.
+    """The form of elements for a caller: tensors of torch or arrays of NumPy, their type and their device.
 
-    framework: "pt" or "np". dtype: torch's name of a floating type; None: as stored. device: None: the CPU.
+    framework: "pt" or "np". dtype: torch's name of a floating type; None: the stored type. device: None: the CPU.
     """
 
     def __init__(self, framework, dtype, device):
@@ -28,7 +28,7 @@ class Form:
 
     @classmethod
     def of(cls, framework, dtype, device):
-        """Of what a caller gave. Raises UsageError."""
+        """Makes a form from the caller's arguments. Raises UsageError."""
         name = None if dtype is None else dtype_name(dtype) or _SHORT.get(dtype, dtype)
         if name is not None and name not in _FLOATING:
             raise UsageError(f"dtype is a floating type, such as torch.bfloat16 or 'bf16', not {dtype!r}")
@@ -38,7 +38,7 @@ class Form:
         return cls(framework, name, device)
 
     def changed(self, dtype, device):
-        """With these where they are given."""
+        """This form, with the arguments that are not None."""
         if dtype is None and device is None:
             return self
         return self.of(self._framework, self._dtype if dtype is None else dtype,
@@ -51,15 +51,15 @@ class Form:
         return Form("np", self._dtype, None)
 
     def keeps(self, stored):
-        """Whether elements stored as `stored` are given out as they are read."""
+        """Returns whether elements of type `stored` are handed out unchanged."""
         return self._device is None and self._type(stored) == stored
 
     def make(self, data, dtype, shape, strides):
-        """An array as it is stored."""
+        """An array of the stored type."""
         return (_numpy if self._framework == "np" else _torch)(data, dtype, shape, strides)
 
     def of_array(self, array, stored):
-        """`array`, as make() has it, in this form."""
+        """Converts `array`, a result of make(), to this form."""
         if self.keeps(stored):
             return array
         if self._framework == "np":
@@ -67,7 +67,7 @@ class Form:
         return array.to(device=self._device, dtype=_torch_type(self._type(stored)))
 
     def empty(self, stored, shape):
-        """Memory for one that is stored as `stored`."""
+        """Memory for a tensor of type `stored`."""
         if self._framework == "np":
             import numpy
             return numpy.empty(shape, _numpy_type(self._type(stored)))
@@ -119,7 +119,7 @@ def _numpy(data, dtype, shape, strides):
 
 
 def batches(tensors):
-    """Lists of consecutive ones: what is read at once."""
+    """Lists of consecutive tensors; each list is read at once."""
     batch, size = [], 0
     for tensor in tensors:
         if batch and size + tensor.nbytes > PIECE:

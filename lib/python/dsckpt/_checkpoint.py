@@ -1,8 +1,7 @@
 """A checkpoint as a mapping of names to lazy tensors."""
-import io
-import json
 import math
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Mapping
@@ -14,18 +13,19 @@ from ._reader import ToolReader, is_far, open_reader
 from ._tool import dtype_name
 
 class Checkpoint(Mapping):
-    """What `dsckpt.open()` returns: names to `Tensor`s, in the order of DeepSpeed's zero_to_fp32.
+    """The result of `dsckpt.open()`: names to `Tensor`s, in the order of DeepSpeed's zero_to_fp32.
 
-    Nothing but metadata is read before a tensor is used. Tensors stay valid when this object is gone. Any thread
-    may use both. It can be pickled, for workers of other processes: what comes out has opened the same path again.
+    Only metadata is read before a tensor is used. Tensors outlive this object. Any thread may use both. A checkpoint
+    can be pickled for worker processes; unpickling opens the same path again.
 
     path: as it was given.
-    notes: what a user should know, a list of texts. They were warnings (DsckptWarning) when it was opened.
-    metadata: what is known of the run: "layout", "zero_stage", "tag", "global_steps", "ds_version",
-        "optimizer_wrapper", "mesh" ({"pp", "tp", "dp", "ep"}, ranks of each kind). Of weights in safetensors, what their files say ("format", ties); of others
-        nothing.
-    step, tag, stage, ranks: out of it the number of optimizer steps, the tag, the ZeRO stage, and how many ranks
-        saved it (pp * tp * dp); None where the files do not say.
+    notes: notes for the user, a list of texts. When the checkpoint was opened, they were warnings (DsckptWarning).
+    metadata: facts about the run: "layout", "zero_stage", "tag", "global_steps", "ds_version",
+        "optimizer_wrapper", "mesh" ({"pp", "tp", "dp", "ep"}, ranks of each kind). For weights in safetensors it is
+        the
+        metadata in their files ("format", ties); for other weights it is empty.
+    step, tag, stage, ranks: the number of optimizer steps, the tag, the ZeRO stage, and the number of ranks
+        that saved it (pp * tp * dp), from `metadata`. None if the files do not have it.
     """
 
     def __init__(self, path, *, check, mmap, framework, dtype=None, device=None, **options):
@@ -39,7 +39,7 @@ class Checkpoint(Mapping):
         self._reader = open_reader(path, **options)
         self._tensors = {entry[0]: Tensor(self, self._reader, index, entry)
                          for index, entry in enumerate(self._reader.tensors()) if not entry[1]}
-        self._said_in_files = self._read_metadata()
+        self._said_in_files = self._reader.metadata()
         self._add_ties()
 
     @property
@@ -111,7 +111,7 @@ class Checkpoint(Mapping):
     def __reduce__(self):
         path = self.path if is_far(self.path) else os.path.abspath(os.fsdecode(self.path))
         options = {**self._opened_with, **self._options}
-        # What `latest` names may be another one by then.
+        # `latest` may name another tag by then.
         if not options["tag"] and self.tag and not is_far(path) and os.path.isdir(os.path.join(path, self.tag)):
             options["tag"] = self.tag
         return _opened_again, (path, options, (self.tag, self.step))
@@ -119,13 +119,13 @@ class Checkpoint(Mapping):
     def state_dict(self, names=None, *, states=False, dtype=None, device=None, progress=None):
         """The tensors called `names` (default: all) as a dictionary, read together, on all cores.
 
-        Values are torch tensors, with framework="np" arrays. Tied ones are the same object's memory.
+        Values are torch tensors, or arrays with framework="np". Tied ones share one object's memory.
 
-        states: the optimizer's states instead of the weights: ``{name: {"exp_avg": tensor, ...}}`` of the
-            parameters that have any, in the parameters' shapes. Those are what torch's get_optimizer_state_dict()
-            has as "state", but for the steps.
-        dtype, device: as open()'s, which are the defaults.
-        progress: as convert()'s.
+        states: the optimizer's states instead of the weights: ``{name: {"exp_avg": tensor, ...}}`` for the
+            parameters with states, in the parameters' shapes. They equal "state" of torch's
+            get_optimizer_state_dict(). The "step" is a float32; it is missing if the files have no steps.
+        dtype, device: like open()'s, which are the defaults.
+        progress: like convert()'s.
         """
         form = self._form.changed(dtype, device)
         if states:
@@ -133,7 +133,8 @@ class Checkpoint(Mapping):
                        if not self[name].alias_of}
             read = iter(self._together([each for found in of_each.values() for each in found.values()], form,
                                        progress))
-            return {name: {key: next(read) for key in found} for name, found in of_each.items() if found}
+            return {name: {**self._as_step(name), **{key: next(read) for key in found}}
+                    for name, found in of_each.items() if found}
         chosen = {name: self[name] for name in (self if names is None else names)}
         own = {}
         for tensor in chosen.values():
@@ -142,10 +143,10 @@ class Checkpoint(Mapping):
         return {name: read[tensor._owner()._index] for name, tensor in chosen.items()}
 
     def iter_batches(self, bytes=256 << 20, names=None, *, dtype=None, device=None):
-        """All tensors, or those called `names`, a dictionary of some after the other, each as state_dict() has it.
+        """All tensors, or those called `names`, as a series of dictionaries like state_dict()'s.
 
-        bytes: what the tensors of a dictionary have together, at most, as they are stored; one that has more is
-            alone. Memory is taken for one dictionary at a time, if the caller keeps none. Tied ones come together.
+        bytes: the most that the tensors of one dictionary may take together, as stored. A larger tensor comes
+            alone. Memory is needed for one dictionary at a time, if the caller keeps none. Tied ones come together.
         """
         groups = {}
         for name in self if names is None else names:
@@ -163,30 +164,32 @@ class Checkpoint(Mapping):
 
     def load_into(self, model, strict=True, *, progress=None):
         """Copies the tensors into the parameters and buffers of `model`, a torch.nn.Module, which keep their types and
-        devices. At no time is there a second state dict: pieces are read.
+        devices. Tensors are read in pieces, so there is never a second state dict.
 
-        strict: names that one side alone has are an InconsistentError, and nothing is copied. A name that is tied to
-            one that is there is none.
-        Returns ``(missing_keys, unexpected_keys)`` as torch's load_state_dict() does. Raises InconsistentError for
-        other shapes, and UsageError for a model that has no memory yet (device meta).
+        strict: if a name is missing on one side, raises InconsistentError and copies nothing. A name that is tied to
+        an
+            existing name is not missing.
+        Returns ``(missing_keys, unexpected_keys)`` like torch's load_state_dict(). Raises InconsistentError if shapes
+        differ, and UsageError for a model without memory (device meta).
         """
         from ._load import load_into
         return load_into(self, model, strict, progress)
 
     def read_into(self, targets, *, progress=None):
-        """Reads tensors into memory of yours: `targets` are names to torch's tensors, arrays of NumPy, or what has
-        DLPack, of the tensors' shapes.
+        """Reads tensors into the caller's memory. `targets` maps names to torch tensors, NumPy arrays, or objects with
+        DLPack, of the same shapes.
 
-        Where one is on the CPU, contiguous and of the stored type, the elements are read straight into it. Others get
-        them in pieces, converted to their types and copied to their devices.
+        A contiguous target of the stored type on the CPU is read into directly. Other targets get the elements in
+        pieces, converted to their types and copied to their devices.
 
-        Raises InconsistentError for other shapes, and UsageError for what cannot be written to, before anything is.
+        If shapes differ, raises InconsistentError; if a target is read-only, raises UsageError. Nothing is written
+        then.
         """
         from ._into import read_into
         read_into(self, targets, progress)
 
     def finish_checks(self):
-        """Waits for the checks that ``check="later"`` has begun, and raises what the first wrong record gave."""
+        """Waits for the checks that ``check="later"`` began, and raises the error of the first wrong record."""
         if self._checks:
             self._checks.finish()
 
@@ -197,30 +200,17 @@ class Checkpoint(Mapping):
         if kind is None:
             self.finish_checks()
 
-    def _read_metadata(self):
-        """What files of safetensors have as `__metadata__`, of weights on a disk."""
-        if self._reader.facts() or is_far(self.path):
-            return {}
-        files = {name for tensor in self.values() for name in tensor.files if name.endswith(".safetensors")}
-        folder = os.fsdecode(self.path)
-        if not os.path.isdir(folder):  # a file of them, which is called as it was given
-            folder, files = os.path.dirname(folder), map(os.path.basename, files)
-        said = {}
-        for name in sorted(files):
-            said.update(_metadata_of(os.path.join(folder, name)))
-        return said
-
     def _add_ties(self):
-        """Tied names that weights in safetensors have in their metadata alone: `{"lm_head.weight": "embed.weight"}`,
-        as this program, transformers and safetensors.torch.save_model write them."""
+        """Adds tied names that only the metadata of safetensors has: `{"lm_head.weight": "embed.weight"}`. This
+        program, transformers and safetensors.torch.save_model write them."""
         for alias, owner in self._said_in_files.items():
             if alias not in self._tensors and owner in self._tensors:
                 its = self._tensors[owner]
-                entry = (alias, "", its.kind, its.dtype, its.shape, owner)
+                entry = (alias, "", its.kind, its.dtype, its.shape, owner, None)
                 self._tensors[alias] = Tensor(self, self._reader, its._index, entry)
 
     def _together(self, tensors, form, progress):
-        """An array or tensor in this form of each of `tensors`, of one reader."""
+        """The array or tensor of each of `tensors` in this form. They belong to one reader."""
         if not tensors:
             return []
         if all(form.keeps(tensor.dtype) for tensor in tensors):
@@ -241,7 +231,7 @@ class Checkpoint(Mapping):
         return read
 
     def _cast(self, tensor, form):
-        """All of `tensor`, of which pieces are read."""
+        """The whole `tensor`, read in pieces."""
         rows = self._rows_of_piece(tensor)
         if form.keeps(tensor.dtype) or rows is None:
             (data, strides), = self._read([tensor])
@@ -253,15 +243,15 @@ class Checkpoint(Mapping):
         return made
 
     def _rows_of_piece(self, tensor):
-        """How many rows are read at once; None: all of it."""
-        # The program would start, and check the whole record, for every piece.
+        """The number of rows in a piece, or None to read everything at once."""
+        # For every piece the program would start anew and check the whole record.
         if not tensor.shape or not tensor.nbytes or self._mmap or isinstance(tensor._reader, ToolReader):
             return None
         rows = max(1, PIECE // (tensor.nbytes // tensor.shape[0]))
         return None if rows >= tensor.shape[0] else rows
 
     def _pieces(self, tensor, rows, form):
-        """(begin, end, elements as they are stored) of consecutive rows. It keeps none, and so should the caller."""
+        """(begin, end, elements as stored) of consecutive rows. Neither this nor the caller should keep them."""
         if self._checks:
             self._checks.begin([tensor])
         for begin in range(0, tensor.shape[0], rows):
@@ -305,14 +295,23 @@ class Checkpoint(Mapping):
                 reader = open_reader(self.path, states=True, **self._options)
                 self._with_states = {}
                 for index, entry in enumerate(reader.tensors()):
-                    if entry[1]:
-                        states = self._with_states.setdefault(entry[0], {})
-                        states[entry[1]] = Tensor(self, reader, index, entry)
-        return dict(self._with_states.get(name, {}))
+                    of_parameter = self._with_states.setdefault(entry[0], {})
+                    of_parameter[entry[1]] = Tensor(self, reader, index, entry)
+        of_parameter = self._with_states.get(name, {})
+        return {state: tensor for state, tensor in of_parameter.items() if state}
+
+    def _as_step(self, name):
+        step = self[name].step
+        return {} if step is None else {"step": self._form.make(bytearray(struct.pack("<f", step)), "float32", (), None)}
+
+    def _step_of(self, name):
+        self._states_of(name)
+        own = self._with_states.get(name, {}).get("")
+        return None if own is None else own._step
 
 
 def _opened_again(path, options, saved):
-    """What a pickle of a Checkpoint calls. saved: tag and step of what was opened."""
+    """Called by a pickle of a Checkpoint. saved: tag and step of the pickled one."""
     checkpoint = Checkpoint(path, **options)
     if (checkpoint.tag, checkpoint.step) != saved:
         raise InconsistentError(f"{os.fspath(path)}: is another checkpoint than the one that was pickled: "
@@ -321,12 +320,12 @@ def _opened_again(path, options, saved):
 
 
 def _tensor_of(checkpoint, name, state):
-    """What a pickle of a Tensor calls."""
+    """Called by a pickle of a Tensor."""
     return checkpoint[name].states[state] if state else checkpoint[name]
 
 
 class _NoSuchTensor(KeyError):
-    """A KeyError of a name, which says what is like it. That is looked for when somebody reads it."""
+    """A KeyError for a name, which suggests similar names. The search runs only when the message is read."""
 
     def __init__(self, name, names=()):
         super().__init__(name)
@@ -338,23 +337,8 @@ class _NoSuchTensor(KeyError):
         return f"{self.args[0]!r}: there is no such tensor" + (f"; most like it is {near[0]!r}" if near else "")
 
 
-_MOST_METADATA = 100 << 20  # bytes, as the library takes
-
-
-def _metadata_of(path):
-    """The `__metadata__` of a file of safetensors; {} of what is none."""
-    try:
-        with io.open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size)) if size <= _MOST_METADATA else {}
-        metadata = header.get("__metadata__", {})
-        return {key: value for key, value in metadata.items() if isinstance(value, str)}
-    except (OSError, ValueError, AttributeError):  # such as one that is packed
-        return {}
-
-
 class _LaterChecks:
-    """Checks in a thread of its own. Each wrong record is raised once: by the next call, or at the latest at exit."""
+    """Checks in a thread. The error of each wrong record is raised once, by the next call or at the latest at exit."""
 
     def __init__(self):
         from concurrent.futures import ThreadPoolExecutor
@@ -387,34 +371,37 @@ class _LaterChecks:
 
     @classmethod
     def _report(cls, thread, begun, raised):
-        """When nobody can ask any more: as Python reports what a finalizer raises."""
+        """For errors at exit, when nobody can catch them. They are reported like exceptions in finalizers."""
         thread.shutdown()
         cls._raise_first(begun, raised)
 
 
 class Tensor:
-    """A tensor of a checkpoint. It is read when its elements are asked for, each time anew.
+    """A tensor of a checkpoint. Each access reads its elements from the files anew.
 
-    name, state: of which parameter, and which of the optimizer's states of it ("": the parameter itself).
-    kind: "trainable", "frozen" or "buffer"; of weights "".
-    dtype: torch's name, "bfloat16", of what is stored; float32 of what was trained. shape: a tuple, in elements.
-    ndim, numel: how many dimensions and elements. nbytes: what these take as they are stored.
-    alias_of: of a tied one the name of the tensor that it is, else "".
+    name, state: the parameter, and the name of its optimizer state ("": the parameter itself).
+    kind: "trainable", "frozen" or "buffer"; "" for weights.
+    dtype: torch's name of the stored type, such as "bfloat16"; float32 for trained parameters. shape: a tuple, in
+    elements.
+    ndim, numel: the number of dimensions and elements. nbytes: the bytes that these take as stored.
+    alias_of: for a tied tensor the name of its owner, else "".
 
-    ``t[...]`` and ``t[2:4, 0]`` give a torch tensor (or an array, by open()'s `framework`); of a first index that
-    is a number or a range only those rows are read. ``t.torch()``, ``t.numpy()``, ``t.to("cuda", torch.bfloat16)``,
-    ``torch.from_dlpack(t)`` and ``numpy.asarray(t)`` give all of it. The memory is the caller's: writing to it changes
-    no file. open()'s `dtype` and `device` hold for all but dlpack, which has no device but the CPU.
+    ``t[...]`` and ``t[2:4, 0]`` give a torch tensor (or an array, depending on open()'s `framework`). If the first
+    index is a number or a range, only those rows are read. ``t.torch()``, ``t.numpy()``, ``t.to("cuda",
+    torch.bfloat16)``, ``torch.from_dlpack(t)`` and ``numpy.asarray(t)`` give the whole tensor. The memory belongs to
+    the caller: writing to it changes no file. open()'s `dtype` and `device` apply to all except dlpack, whose only
+    device is the CPU.
 
-    Reading raises CorruptError for a record that is not what its checksum says, IoError, also for a file that was
-    changed or cut meanwhile, and KeyboardInterrupt.
+    Reading raises CorruptError for a record with a wrong checksum. It raises IoError, also for a file that was changed
+    or cut meanwhile, and KeyboardInterrupt.
     """
 
-    __slots__ = ("_checkpoint", "_reader", "_index", "name", "state", "kind", "dtype", "shape", "alias_of")
+    __slots__ = ("_checkpoint", "_reader", "_index", "name", "state", "kind", "dtype", "shape", "alias_of",
+                 "_step")
 
     def __init__(self, checkpoint, reader, index, entry):
         self._checkpoint, self._reader, self._index = checkpoint, reader, index
-        self.name, self.state, self.kind, self.dtype, self.shape, self.alias_of = entry
+        self.name, self.state, self.kind, self.dtype, self.shape, self.alias_of, self._step = entry
 
     @property
     def numel(self):
@@ -430,15 +417,21 @@ class Tensor:
 
     @property
     def files(self):
-        """The files that its elements lie in, by their names below the checkpoint's folder."""
+        """The files with its elements, by their names below the checkpoint's folder."""
         return list(self._reader.files(self._index))
 
     @property
     def states(self):
-        """The optimizer's states of it: {"exp_avg": Tensor, ...}. The first use reads their metadata."""
+        """The optimizer's states of the parameter: {"exp_avg": Tensor, ...}. The first use reads their metadata."""
         if self.state:
             return {}
         return self._checkpoint._states_of(self.name)
+
+    @property
+    def step(self):
+        """The number of steps that the optimizer has made with it; None where the files do not say, and of states. The
+        first use reads the states' metadata."""
+        return None if self.state or self.alias_of else self._checkpoint._step_of(self.name)
 
     def __repr__(self):
         state = f" {self.state}" if self.state else ""
@@ -469,12 +462,12 @@ class Tensor:
         return self._rows(row, row + 1)[(0, *rest)]
 
     def torch(self, *, dtype=None, device=None):
-        """All of it as a torch.Tensor. dtype, device: as open()'s, which are the defaults."""
+        """The whole tensor as a torch.Tensor. dtype, device: like open()'s, which are the defaults."""
         return self._whole(self._checkpoint._form.of_torch().changed(dtype, device))
 
     def to(self, *what, dtype=None, device=None):
-        """As torch.Tensor.to(): ``t.to("cuda")``, ``t.to(torch.float16)``, ``t.to("cuda", torch.float16)``, read
-        anew. Types are for floating elements; whole numbers keep theirs."""
+        """Like torch.Tensor.to(): ``t.to("cuda")``, ``t.to(torch.float16)``, ``t.to("cuda", torch.float16)``. The
+        elements are read anew. Only floating elements are converted; integers keep their type."""
         for each in what:
             if dtype_name(each):
                 dtype = each
@@ -483,11 +476,11 @@ class Tensor:
         return self.torch(dtype=dtype, device=device)
 
     def numpy(self):
-        """All of it as a numpy.ndarray. bfloat16 and float8 need the package ml_dtypes."""
+        """The whole tensor as a numpy.ndarray. bfloat16 and float8 need the package ml_dtypes."""
         return self._whole(self._checkpoint._form.of_numpy())
 
     def contiguous(self):
-        """torch(): what DeepSpeed's lazy tensors answer."""
+        """The same as torch(), for callers of DeepSpeed's lazy tensors."""
         return self.torch()
 
     def __array__(self, dtype=None, copy=None):
@@ -528,19 +521,21 @@ def open(path, *, tag=None, model=None, roots=(), tp_rules=(), check=True, mmap=
         (32000, 4096)
 
     tag, model, roots, tp_rules: --tag, --model, --root and --tp-rule of the tools.
-    check: True: a record's checksum is compared before the first tensor of it is given out, which reads all of the
-        record. "later": that is done meanwhile, in another thread; what it finds is raised by the next use of a
-        tensor, by finish_checks(), at the end of a `with` block, and printed at exit if it was not raised before.
-        False: not at all.
-    mmap: tensors that lie in one file as torch can view them are a private mapping, without a copy. If such a file
-        is cut or its disk fails, touching the tensor kills the process (SIGBUS). Needs dsckpt-native; without,
+    check: True: compares the checksum of a record before its first tensor is handed out, which reads the whole
+        record. "later": compares it in another thread. The next use of a tensor, finish_checks() or the end of a
+        `with`
+        block raises an error that it finds; if none does, the error is printed at exit. False: does not compare.
+    mmap: maps tensors that lie in one file in a form that torch can view. The mapping is private and not copied. If
+    such
+        a file is cut or its disk fails, touching the tensor kills the process (SIGBUS). Needs dsckpt-native; without
+        it,
         nothing is mapped.
-    framework: "pt", indexing gives torch tensors; "np", arrays of NumPy.
-    dtype: what floating elements become while they are read, piece by piece: torch.bfloat16, "bf16", numpy.float16,
-        ...; whole numbers keep their type. Default: as they are stored.
-    device: where torch's tensors go, piece by piece: "cuda", torch.device("cuda:1"), ... Default: the CPU.
+    framework: the result of indexing: "pt" for torch tensors, "np" for NumPy arrays.
+    dtype: converts floating elements piece by piece while they are read: torch.bfloat16, "bf16", numpy.float16,
+        ... Integers keep their type. Default: the stored type.
+    device: the device of torch tensors, filled piece by piece: "cuda", torch.device("cuda:1"), ... Default: the CPU.
 
-    Raises what the tools report, as `Error`s.
+    Raises the errors of the tools, as `Error`s.
     """
     if check not in (True, False, "later"):
         raise UsageError(f"check is True, False or 'later', not {check!r}")

@@ -1,7 +1,9 @@
-"""What a running DeepSpeed engine is: what decides how a checkpoint is laid out for it, and where it has which tensor.
+"""A running DeepSpeed engine: the facts that decide the layout of its checkpoints, and the places of its tensors.
 
-DeepSpeed's classes, in one table (`WRAPPERS`). Imports torch.
+DeepSpeed's classes are in one table (`WRAPPERS`). Imports torch.
 """
+import contextlib
+import functools
 import json
 import math
 import pickle
@@ -12,13 +14,13 @@ from ._errors import UnsupportedError
 
 
 class Wrapper:
-    """A class that DeepSpeed has around an optimizer, as a rank holds it.
+    """A class that DeepSpeed wraps around an optimizer, as a rank holds it.
 
-    base: under which key of the rank's file the optimizer's own state_dict is; None: it is that itself.
-    masters: under which key the fp32 parameters are, and the attribute that has them.
-    groups: the attribute with the parameters of each group, in the order in which the optimizer was given them.
+    base: the key of the optimizer's own state_dict in the rank's file. None: the file has nothing else.
+    masters: the key of the fp32 parameters, and the attribute that has them.
+    groups: the attribute with the parameters of each group, in the optimizer's order.
     weights: the attributes with the flat 16-bit parameters of each group, and with the ranks' parts of them; None
-        where no rank has a part.
+        if ranks have no parts.
     """
 
     base: "str | None" = None
@@ -33,11 +35,11 @@ class Wrapper:
         return [list(group) for group in getattr(self.optimizer, self.groups)]
 
     def flats(self):
-        """The tensors that the optimizer steps, in the order of their numbers in its state_dict."""
+        """The tensors that the optimizer updates, in the order of its state_dict."""
         return [flat for flat in getattr(self.optimizer, self.masters[1]) if flat is not None]
 
     def master_places(self, saved):
-        """(list, number in it, the engine's tensor) of the fp32 parameters in the rank's file"""
+        """(list, index in it, the engine's tensor) of the fp32 parameters in the rank's file"""
         live = getattr(self.optimizer, self.masters[1])
         _same_length(saved[self.masters[0]], live, "tensors of fp32 parameters")
         for at, flat in enumerate(live):
@@ -45,7 +47,7 @@ class Wrapper:
                 yield saved[self.masters[0]], at, flat.data
 
     def pieces(self):
-        """(parameter, its first element that is here, this rank's masters from there on) of trained parameters"""
+        """(parameter, its first element on this rank, this rank's masters from there on) of trained parameters"""
         for params, flat, parts, masters, group in self.partitions():
             begin = torch.distributed.get_rank(group) * masters.numel()
             for p in params:
@@ -54,11 +56,15 @@ class Wrapper:
                 if low < high:
                     yield p, low - offset, masters.data[low - begin:high - begin]
 
+    def swapped(self):
+        """The elements of those of flats() that are on NVMe, by their numbers. They have none in memory."""
+        return {}
+
     def set_weights(self):
-        """The 16-bit parameters by the masters, but those that partitions() has."""
+        """Sets the 16-bit parameters from the masters, except those of partitions() and swapped()."""
 
     def partitions(self):
-        """(parameters, all of them flat, the ranks' parts of that, this rank's masters, process group) of each group"""
+        """(parameters, their flat tensor, the ranks' parts of it, this rank's masters, process group) of each group"""
         if self.weights is None:
             return []
         flat, parts = (getattr(self.optimizer, name) for name in self.weights)
@@ -66,7 +72,7 @@ class Wrapper:
 
 
 class Plain(Wrapper):
-    """No wrapper: stage 0 in fp32. The parameters are the masters."""
+    """No wrapper: stage 0 in fp32. The parameters are their own masters."""
 
     def param_groups(self):
         return [list(group["params"]) for group in self.optimizer.param_groups]
@@ -137,13 +143,45 @@ class Zero3Optimizer(Wrapper):
         return groups
 
     def pieces(self):
-        for members, flat in zip(self.optimizer.fp16_groups, self.flats()):
-            for p, part in zip(members, flat.data.split([p.partition_numel() for p in members])):
-                first, count = part_of(p)
-                yield p, first, part[:count]
+        return (piece for at in range(len(self.flats())) if at not in self.swapped() for piece in self.pieces_of(at))
+
+    def pieces_of(self, at):
+        """The pieces of a sub-group, whose masters are in memory."""
+        members, flat = self.optimizer.fp16_groups[at], self.flats()[at]
+        for p, part in zip(members, flat.data.split([p.partition_numel() for p in members])):
+            first, count = part_of(p)
+            yield p, first, part[:count]
+
+    def swapped(self):
+        sizes = self.optimizer.fp16_partitioned_groups_flat_numel if self.optimizer.swap_optimizer else []
+        return {at: int(size) for at, size in enumerate(sizes) if self.optimizer._swappable_optimizer_subgroup(at)}
+
+    @contextlib.contextmanager
+    def swapped_in(self, at):
+        """Has a sub-group of swapped() in memory, with its states. Afterwards sets its 16-bit parameters."""
+        optimizer, swapper, flat = self.optimizer, self.optimizer.optimizer_swapper, self.flats()[at]
+        swapper.swap_in_optimizer_state(parameter=flat, async_parameter=None)
+        try:
+            yield flat
+            optimizer._reassign_or_swap_out_partitioned_parameters(at)
+        finally:
+            swapper.swap_out_optimizer_state(parameter=flat, async_swap=False)
+            flat.grad = None
+
+    def restore_masters(self):
+        """Does the same as stage 3's _restore_from_bit16_weights, except for what is on NVMe."""
+        swapped = self.swapped()
+        for at, (flat, weights) in enumerate(zip(self.flats(), self.optimizer.fp16_partitioned_groups_flat)):
+            if at not in swapped:
+                flat.data.copy_(weights.data)
+
+    def round_masters(self, at):
+        """Makes the masters of a sub-group in memory the 16-bit parameters that they give."""
+        flat = self.flats()[at]
+        flat.data.copy_(flat.data.to(self.optimizer.dtype))
 
     def set_weights(self):
-        """As stage 3's own load does it."""
+        """Does the same as stage 3's own load."""
         optimizer = self.optimizer
         for flat, masters, parts in zip(optimizer.fp16_partitioned_groups_flat, self.flats(),
                                         optimizer.fp16_partitioned_groups):
@@ -164,11 +202,14 @@ WRAPPERS = {
     "DeepSpeedZeroOptimizer_Stage3": Zero3Optimizer,
 }
 
-RELEASES = ("0.16.", "0.17.", "0.18.", "0.19.")  # of which this table is
+RELEASES = ("0.14.", "0.15.", "0.16.", "0.17.", "0.18.", "0.19.")  # of DeepSpeed that this table covers
 
 
-def why_unknown(engine):
-    """Why DeepSpeed itself has to load this engine; None if its tensors are where the table says."""
+def why_unknown(engine, states):
+    """Why DeepSpeed itself must load this engine; None if the table has the places of its tensors.
+
+    states: whether the optimizer's are loaded, too.
+    """
     import deepspeed
     optimizer = engine.optimizer
     for attribute in ("checkpoint_engine", "_get_all_ckpt_names", "_get_ckpt_name", "load_module_state_dict"):
@@ -176,20 +217,24 @@ def why_unknown(engine):
             return f"this DeepSpeed's engine has no {attribute}"
     if not deepspeed.__version__.startswith(RELEASES):
         return f"DeepSpeed {deepspeed.__version__} is not known, only {', '.join(f'{each}x' for each in RELEASES)}"
-    if hasattr(engine.module, "forward_funcs") or type(engine).__name__ == "PipelineEngine":
-        return "pipelines are not loaded directly"
-    if getattr(engine, "has_moe_layers", False):
-        return "models with experts are not loaded directly"
-    if engine.mp_world_size != 1:
-        return "models that are split over tensor-parallel ranks are not loaded directly"
+    if is_pipeline(engine):
+        from deepspeed.pipe import PipelineModule
+        theirs = getattr(type(engine.module), "load_state_dir", None) is PipelineModule.load_state_dir
+        if type(engine).__name__ != "PipelineEngine" or not theirs:
+            return "pipelines with a loader of their own are not loaded directly"
+    if has_experts(engine):
+        if is_pipeline(engine) or engine.mp_world_size != 1:
+            return "models with experts that are also split otherwise are not loaded directly"
+        if not engine.zero_optimization():
+            return "models with experts are not loaded directly at stage 0"
+        if engine.zero_optimization_partition_weights() and not states:
+            return "models with experts are not loaded directly at stage 3 without optimizer states"
     if optimizer is None or not hasattr(optimizer, "param_groups"):
         return "the engine has no optimizer"
     if _wrapper_name(engine) not in WRAPPERS:
         return f"{type(optimizer).__name__} is not known"
     if _wrapper_name(engine) == "BF16_Optimizer" and not engine.zero_optimization():  # before 0.17.6
         return "BF16_Optimizer at stage 0 is not loaded directly"
-    if engine.zero_optimization() and engine.zero_nvme_offload_optimizer():
-        return "an optimizer on NVMe is not loaded directly"
     if engine.zero_optimization() and engine.zero_elastic_checkpoint():
         return "zero_optimization.elastic_checkpoint is not loaded directly"
     if engine.zero_optimization_partition_weights() and any(
@@ -198,12 +243,41 @@ def why_unknown(engine):
     return None
 
 
+def is_pipeline(engine):
+    return hasattr(engine.module, "forward_funcs") or type(engine).__name__ == "PipelineEngine"
+
+
+def has_experts(engine):
+    return bool(getattr(engine, "has_moe_layers", False))
+
+
+def expert_ranks(tensor):
+    """The number of expert-parallel ranks that have other experts under a tensor's name; 0 if it is of none."""
+    from deepspeed.utils import groups
+    if getattr(tensor, "allreduce", True):
+        return 0
+    return groups._get_expert_parallel_world_size(tensor.group_name)
+
+
+def left_alone(engine):
+    """The names of tensors that a pipeline's own load does not change: in further copies of a tied layer."""
+    if not is_pipeline(engine):
+        return set()
+    module = engine.module
+    loaded = [tensor for layer in module.forward_funcs if hasattr(layer, "load_state_dict")
+              for tensor in layer.state_dict(keep_vars=True).values()]
+    loaded += [functools.reduce(getattr, name.split("."), tied["module"]) for tied in module.tied_comms.values()
+               for name in tied["weight_attr"]]
+    known = {id(tensor) for tensor in loaded}
+    return {name for name, tensor in state_of(engine).items() if id(tensor) not in known}
+
+
 def wrapper_of(engine):
     return WRAPPERS[_wrapper_name(engine)](engine)
 
 
 def _wrapper_name(engine):
-    """Of stages without ZeRO and in fp32 any class is the optimizer itself."""
+    """Without ZeRO and in fp32, a class of any name is the optimizer itself."""
     name = type(engine.optimizer).__name__
     if name not in WRAPPERS and not engine.zero_optimization() and not engine.fp16_enabled() \
             and not engine.bfloat16_enabled() and isinstance(engine.optimizer, torch.optim.Optimizer):
@@ -212,14 +286,14 @@ def _wrapper_name(engine):
 
 
 def part_of(param):
-    """The first element that this rank has of a parameter that stage 3 has cut, and how many there are."""
+    """This rank's first element of a parameter that stage 3 has partitioned, and the number of its elements."""
     size = param.partition_numel()
     first = torch.distributed.get_rank(param.ds_process_group) * size
     return first, max(0, min(size, param.ds_numel - first))
 
 
 def offset_in(param, flat):
-    """Where a parameter lies in the flat tensor of its group; one that lies elsewhere is an UnsupportedError."""
+    """The offset of a parameter in the flat tensor of its group. Raises UnsupportedError if it is not in there."""
     offset, rest = divmod(param.data_ptr() - flat.data_ptr(), flat.element_size())
     inside = not rest and param.dtype == flat.dtype and 0 <= offset <= flat.numel() - param.numel()
     if param.numel() and not inside:
@@ -228,17 +302,19 @@ def offset_in(param, flat):
 
 
 def rank_of(engine):
-    group = getattr(engine.optimizer, "dp_process_group", None)
+    group = getattr(engine.optimizer, "dp_process_group", None) or engine.seq_data_parallel_group
     return torch.distributed.get_rank(group) if torch.distributed.is_initialized() else 0
 
 
 def facts(engine, wrapper, strict):
-    """What dsckpt_native.Resume takes: (facts by name, entries of the model's state_dict, groups, settings)."""
+    """The arguments of dsckpt_native.Plans: (facts by name, entries of the model's state_dict, groups, settings)."""
     import deepspeed
     optimizer = engine.optimizer
     known = {
         "dp": engine.seq_dp_world_size,
-        "rank": rank_of(engine),
+        "stages": [int(layer) for layer in engine.module.parts[:-1]] if is_pipeline(engine) else [],
+        "tp": engine.mpu.get_slice_parallel_world_size() if is_pipeline(engine) else engine.mp_world_size,
+        "mp_rank": engine.mpu.get_model_parallel_rank() if engine.mp_world_size > 1 else 0,
         "stage": int(engine.zero_optimization_stage()),
         "wrapper": _wrapper_name(engine),
         "precision": "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32",
@@ -258,26 +334,29 @@ def facts(engine, wrapper, strict):
         kind = "buffer" if not isinstance(tensor, torch.nn.Parameter) else \
             "trainable" if owner in trained else "frozen"
         tensors.append((name, kind, str(tensor.dtype).removeprefix("torch."), list(shape_of(tensor)),
-                        owner if owner != name else ""))
+                        owner if owner != name else "", expert_ranks(tensor)))
     settings = [{key: value for key, value in group.items() if key != "params" and _is_plain(value)}
                 for group in wrapper.inner.param_groups]
     return known, tensors, names, pickle.dumps(settings, protocol=2)
 
 
 def state_of(engine):
-    """The tensors of the model's state_dict by name: parameters and persistent buffers themselves."""
+    """The tensors in the model's state_dict by name: the parameters and persistent buffers themselves."""
     state = engine.module.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
 
 
 def shape_of(tensor):
-    """Of a parameter that stage 3 has cut, that of all of it."""
+    """The shape of a tensor. For a parameter that stage 3 has partitioned, it is the full shape."""
     return tuple(getattr(tensor, "ds_shape", tensor.shape))
 
 
 def _config(engine):
-    """The engine's configuration, as if it looked for its own kind of checkpoint."""
+    """The engine's configuration, as if it loaded its own kind of checkpoint, and that had whole files."""
     config = dict(engine.config or {})
+    zero = config.get("zero_optimization")
+    if getattr(engine.optimizer, "swap_optimizer", False):
+        config["zero_optimization"] = {**zero, "offload_optimizer": {**zero["offload_optimizer"], "device": "cpu"}}
     checkpoint = config.get("checkpoint")
     if isinstance(checkpoint, dict):
         config["checkpoint"] = {key: value for key, value in checkpoint.items() if key != "load_universal"}
@@ -285,7 +364,7 @@ def _config(engine):
 
 
 def _as_json(value):
-    """None in the place of what JSON has not: Accelerate prints every float("inf") steps."""
+    """Replaces values that JSON lacks by None: Accelerate sets steps_per_print to float("inf")."""
     if isinstance(value, dict):
         return {str(key): _as_json(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

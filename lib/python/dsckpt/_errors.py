@@ -1,22 +1,22 @@
-"""What the functions raise, and the warnings. The classes of errors are the kinds of `--json`'s, as apps/README.md
-lists them."""
+"""The exceptions and warnings of all functions. Each class of errors is a kind in the tools' `--json`, which
+apps/README.md lists."""
 import sys
 
-TYPE_CHECKING = False  # typing's own, which takes time
+TYPE_CHECKING = False  # like typing's, whose import takes time
 if TYPE_CHECKING:
     from typing import Any, Iterable, NoReturn, Sequence
 
 
 class DsckptWarning(UserWarning):
-    """A note of the tool: what somebody should know of a result that is there. It is in the result's `notes` too.
+    """A note of the tool on a result that is there. The result's `notes` have it too.
 
-    ``warnings.filterwarnings("error", category=dsckpt.DsckptWarning)`` makes one an exception, behind the result;
-    "ignore" has nothing said.
+    ``warnings.filterwarnings("error", category=dsckpt.DsckptWarning)`` turns a note into an exception, after the
+    result is written. "ignore" hides notes.
     """
 
 
 def warn(notes: "Iterable[str]") -> None:
-    """A DsckptWarning for each of `notes`, in the line that called this package."""
+    """Issues a DsckptWarning for each of `notes`, at the line that called this package."""
     level = 1
     frame: "Any" = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
@@ -27,14 +27,14 @@ def warn(notes: "Iterable[str]") -> None:
 
 
 class Error(Exception):
-    """Something that is wrong with a request, a checkpoint or a disk.
+    """An error in a request, in a checkpoint or on a disk.
 
     kind: "usage", "corrupt", "inconsistent", "unsupported" or "io".
-    file, member, tensor: which file, which record in it, which parameter; None where it is not known.
-    offset: bytes from the start of the file, or elements of a flat group; None where it is not known.
-    hint: what to do next, or None. As the message it is the tool's, and has the words of the command line:
+    file, member, tensor: the file, the record in it, and the parameter; None if unknown.
+    offset: bytes from the start of the file, or elements of a flat group; None if unknown.
+    hint: the next step, or None. Message and hint are the tool's, so a hint has options of the command line:
         ``--dtype bf16`` there is ``dtype="bf16"`` here.
-    results: where several were asked for (``verify(a, b)``, ``tag="all"``), what there is of the others.
+    results: the other results, if there were several requests (``verify(a, b)``, ``tag="all"``).
     """
 
     kind = ""
@@ -51,25 +51,25 @@ class Error(Exception):
 
 
 class UsageError(Error, ValueError):
-    """The request itself is wrong: an option, a place for the output, a path that is not there."""
+    """The request itself is wrong: an option, a place for the output, or a path that does not exist."""
 
     kind = "usage"
 
 
 class CorruptError(Error):
-    """The bytes of one file are not what its format says."""
+    """The bytes of a file do not agree with its format."""
 
     kind = "corrupt"
 
 
 class InconsistentError(Error):
-    """Files disagree with one another, or some are missing."""
+    """Files contradict each other, or some are missing."""
 
     kind = "inconsistent"
 
 
 class UnsupportedError(Error):
-    """Valid, but not read or written here."""
+    """A valid input, but reading or writing it is not supported."""
 
     kind = "unsupported"
 
@@ -89,7 +89,7 @@ BY_KIND = {each.kind: each for each in (UsageError, CorruptError, InconsistentEr
 
 def raise_native(kind: str, message: str, file: "str | None", member: "str | None", tensor: "str | None",
                  offset: "int | None", hint: "str | None", errno: int) -> "NoReturn":
-    """What the compiled module raises."""
+    """Raises the error of the compiled module."""
     where: "dict[str, Any]" = {"file": file, "member": member, "tensor": tensor, "offset": offset, "hint": hint}
     if kind == "io":
         where["errno"] = errno

@@ -1,4 +1,4 @@
-"""What a notebook shows of a Checkpoint: its tensors as a tree of modules that open."""
+"""The view of a Checkpoint in a notebook: its tensors as a tree of modules that open."""
 import html
 import os
 
@@ -8,14 +8,14 @@ _MOST_ROWS = 400  # of one module
 
 
 def html_of(checkpoint, said):
-    """said: what is known of it, a list of texts."""
+    """said: facts about the checkpoint, a list of texts."""
     root = {}
     for name, tensor in checkpoint.items():
         *modules, last = name.split(".")
         node = root
         for module in modules:
             node = node.setdefault(module, {})
-            if not isinstance(node, dict):  # a tensor that is called as a module is
+            if not isinstance(node, dict):  # a tensor with the name of a module
                 break
         if isinstance(node, dict) and not isinstance(node.get(last), dict):
             node[last] = tensor
@@ -42,7 +42,7 @@ def _row(label, node):
 
 
 def _folded(module):
-    """(label, node) of each part, where numbered ones that follow each other and are alike are one: "[0-27]"."""
+    """(label, node) of each part. Consecutive numbered parts that are alike become one: "[0-27]"."""
     runs = []  # [first, last, form, node]
     for label, node in module.items():
         form = _form(node)
@@ -55,14 +55,14 @@ def _folded(module):
 
 
 def _form(node):
-    """Equal for modules that are alike."""
+    """A value that is equal for modules that are alike."""
     if not isinstance(node, dict):
         return node.dtype, node.shape, bool(node.alias_of)
     return tuple((label, _form(part)) for label, part in node.items())
 
 
 def _sums(node):
-    """How many tensors, and bytes of those that are no alias."""
+    """The number of tensors, and the bytes of those that are not aliases."""
     if not isinstance(node, dict):
         return 1, 0 if node.alias_of else node.nbytes
     parts = [_sums(part) for part in node.values()]

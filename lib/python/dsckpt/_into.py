@@ -1,4 +1,4 @@
-"""Tensors into memory of the caller."""
+"""Reads tensors into the caller's memory."""
 import sys
 
 from ._arrays import NUMPY
@@ -8,7 +8,7 @@ from ._tool import shown
 
 
 def read_into(checkpoint, targets, progress):
-    """What Checkpoint.read_into() does."""
+    """Implements Checkpoint.read_into()."""
     wanted = [(checkpoint[name]._owner(), _usable(name, target)) for name, target in targets.items()]
     for (tensor, target), name in zip(wanted, targets):
         if tuple(target.shape) != tensor.shape:
@@ -26,7 +26,8 @@ def read_into(checkpoint, targets, progress):
 
 
 def straight(checkpoint, wanted, progress):
-    """Has the elements put where they belong, without a copy. wanted: [(tensor, target)] of address_of()."""
+    """Reads elements to their final place, without a copy. wanted: [(tensor, target)] for targets with an
+    address_of()."""
     if not wanted:
         return
     if checkpoint._checks:
@@ -37,7 +38,7 @@ def straight(checkpoint, wanted, progress):
 
 
 def address_of(tensor, target):
-    """Where the elements of `tensor` go as they are stored; None: not without a copy."""
+    """The address to which the stored elements of `tensor` can be read; None if they must be converted or copied."""
     if isinstance(tensor._reader, ToolReader):
         return None
     if hasattr(target, "data_ptr"):  # torch's
@@ -50,7 +51,7 @@ def address_of(tensor, target):
 
 
 def _usable(name, target):
-    """torch's tensors and arrays of NumPy, which are written to; others, by DLPack."""
+    """Accepts torch tensors and NumPy arrays that can be written to, and other objects by DLPack."""
     if hasattr(target, "data_ptr"):
         if target.is_meta:
             raise UsageError(f"{name}: a tensor without memory (device meta)")
@@ -59,7 +60,7 @@ def _usable(name, target):
         import numpy
         target = numpy.asarray(target)
         if not target.flags.writeable:
-            raise UsageError(f"{name}: the memory may not be written to")
+            raise UsageError(f"{name}: the memory is read-only")
         return target
     if hasattr(target, "__dlpack__"):
         import torch

@@ -1,28 +1,34 @@
-"""A checkpoint into a running DeepSpeed engine, without files. Imports torch and DeepSpeed.
+"""Loads a checkpoint into a running DeepSpeed engine, without files. Imports torch and DeepSpeed.
 
-reshard's planner says what this rank's files would be. The elements of their tensors go straight into the engine's,
-and then DeepSpeed's own load_checkpoint reads these files from memory, whose tensors are the engine's: what it copies
-it copies onto itself, and all else it sets itself.
+reshard's planner plans the files of each rank. The elements of their tensors are read straight into the engine's tensors.
+Then DeepSpeed's own load_checkpoint reads these files from memory. Their tensors are the engine's own, so DeepSpeed
+copies them onto themselves, and it sets all other values itself.
 """
 import contextlib
 import functools
 import io
+import itertools
 import os
 import pickle
+import sys
+import threading
+import time
 import typing
 
 import torch
 
-from . import _engine
+from . import _engine, _planning
 from ._errors import BY_KIND, Error, InconsistentError, UnsupportedError, warn
-from ._reader import is_far, is_native, open_reader
+from ._reader import is_far
 
-_RING_BYTES = 8 << 20  # of a buffer, of which there are two
+_RING_BYTES = 8 << 20  # size of a buffer; there are two
 _MODEL, _OPTIMIZER = 0, 1  # numbers of the files
 
-_WEIGHTS_ALONE = "these are weights alone: the optimizer's states, counters and schedules of the engine stay as they are"
-_NOTHING_CHANGED = "nothing of the engine was changed"
-_HALF_FILLED = "the engine is half filled: it must not go on before a checkpoint has been loaded"
+_WEIGHTS_ALONE = "these are only weights: the optimizer's states, counters and schedules of the engine do not change"
+_NOTHING_CHANGED = "the engine is unchanged"
+_HALF_FILLED = "the engine is half filled: load another checkpoint before it continues"
+_POLL, _GRACE = 0.2, 5.0  # seconds: how often the store is asked, and how long ranks may take to leave DeepSpeed's code
+_calls = itertools.count()  # ranks load equally often, so they agree on the number
 
 
 def load_checkpoint(engine,
@@ -38,21 +44,26 @@ def load_checkpoint(engine,
                     model=None,
                     tp_rules=(),
                     check=False):
-    """What dsckpt.load_checkpoint() does."""
+    """Implements dsckpt.load_checkpoint()."""
     own = {"load_module_strict": load_module_strict, "load_optimizer_states": load_optimizer_states,
            "load_lr_scheduler_states": load_lr_scheduler_states, "load_module_only": load_module_only}  # fmt: skip
-    why = "custom_load_fn is DeepSpeed's to call" if custom_load_fn is not None else _engine.why_unknown(engine)
+    states = load_optimizer_states and not load_module_only
+    why = "only DeepSpeed itself calls custom_load_fn" if custom_load_fn is not None else \
+        _engine.why_unknown(engine, states)
     if why is not None:
         return _by_deepspeed(engine, path, tag, why, {**own, "custom_load_fn": custom_load_fn})
-    states = load_optimizer_states and not load_module_only
+    place = _planning.Place(path, tag, tuple(roots), model, tuple(tp_rules))
+    call = f"dsckpt/load/{next(_calls)}"
     with _agreement(_NOTHING_CHANGED):
+        place.check()
         facts = _engine.facts(engine, _engine.wrapper_of(engine), load_module_strict)
-        reader = _opened(path, tag, roots, model, tp_rules, facts[2])
-        if reader.facts():
-            load = _Load(engine, _resume(reader, facts), states)
-            notes = load.plan.notes()
+    engines = _gathered((_planning.of_engine(facts), _engine.rank_of(engine)))
+    with _agreement(_NOTHING_CHANGED):
+        plan = _planning.plan(place, facts, engines, call, _described)
+        if plan.is_of_weights():
+            load, notes = _Weights(engine, plan, load_module_strict), [_WEIGHTS_ALONE]
         else:
-            load, notes = _Weights(engine, reader, load_module_strict), [_WEIGHTS_ALONE]
+            load, notes = _Load(engine, plan, states, load_module_strict, call), plan.notes()
         load.prepare()
     if _rank() == 0:
         warn(notes)
@@ -63,7 +74,7 @@ def load_checkpoint(engine,
 
 
 def patch_engine():
-    """Has every DeepSpeedEngine load so. Returns [(class, name, its own)]."""
+    """Replaces load_checkpoint of every DeepSpeedEngine. Returns [(class, name, original)]."""
     from deepspeed.runtime.engine import DeepSpeedEngine
     theirs = DeepSpeedEngine.load_checkpoint
     if hasattr(theirs, "_dsckpt_original"):
@@ -71,7 +82,7 @@ def patch_engine():
 
     @functools.wraps(theirs)
     def patched(engine, load_dir, tag=None, *arguments, **options):
-        if tag is None and not any(os.path.lexists(os.path.join(load_dir, name))
+        if tag is None and not is_far(load_dir) and not any(os.path.lexists(os.path.join(load_dir, name))
                                    for name in ("latest", "latest_universal", ".metadata")):
             return theirs(engine, load_dir, tag, *arguments, **options)
         return load_checkpoint(engine, load_dir, tag, *arguments, **options)
@@ -82,7 +93,7 @@ def patch_engine():
 
 
 def original(engine):
-    """DeepSpeed's own method, whatever has been put in its place."""
+    """DeepSpeed's own method, even if it has been replaced."""
     method = type(engine).load_checkpoint
     return getattr(method, "_dsckpt_original", method)
 
@@ -93,30 +104,16 @@ def _by_deepspeed(engine, path, tag, why, options):
         return original(engine)(engine, path, tag=tag, **options)
     except Exception as error:
         raise UnsupportedError(f"{why}; and DeepSpeed's own load_checkpoint cannot load {os.fspath(path)}: {error}",
-                               hint="reshard, or to-universal, makes a checkpoint that DeepSpeed loads") from error
-
-
-def _opened(path, tag, roots, model, tp_rules, group_names):
-    if not is_native():
-        raise UnsupportedError("loading into an engine needs the compiled module", hint="pip install dsckpt-native")
-    if is_far(path) or any(map(is_far, roots)):
-        raise UnsupportedError(f"{os.fspath(path)}: object stores are not read into an engine",
-                               hint="reshard reads them, and writes what DeepSpeed loads")
-    return open_reader(path, states=True, group_names=group_names, tag=None if tag is None else str(tag), model=model,
-                       roots=roots, tp_rules=tp_rules)
-
-
-def _resume(reader, facts):
-    import dsckpt_native
-    return dsckpt_native.Resume(reader, *facts)
+                               hint="reshard, or to-universal, writes a checkpoint that DeepSpeed loads") from error
 
 
 class _Place(typing.NamedTuple):
-    """Where a rank's file has a tensor that the engine may have, too."""
+    """A tensor in a rank's file that the engine may have too."""
     holder: typing.Any
     key: typing.Any
     live: torch.Tensor  # the engine's
-    kind: str  # "entry" of the model, "masters", or "state": then `live` is the master whose it is
+    kind: str  # "entry" of the model, "kept" if DeepSpeed leaves it alone, "masters", or "state" (`live`: its master)
+    at: "int | None" = None  # the number of the master
 
     @property
     def planned(self):
@@ -124,30 +121,34 @@ class _Place(typing.NamedTuple):
 
 
 class _Load:
-    """One call, of one rank. Nothing of the engine is changed by prepare()."""
+    """One call on one rank. prepare() does not change the engine."""
 
-    def __init__(self, engine, plan, states):
-        self.engine, self.plan, self.states = engine, plan, states
+    def __init__(self, engine, plan, states, strict, call):
+        self.engine, self.plan, self.states, self._call = engine, plan, states, call
         self.wrapper = _engine.wrapper_of(engine)
         self.module = _engine.state_of(engine)
+        self._strict, self._left_alone = strict, _engine.left_alone(engine)
         self.dicts = []
         self.reads = []  # those of _gather()
         self._places_read = set()
+        self._on_nvme = self.wrapper.swapped()
+        self.swapped = {}  # of a sub-group on NVMe: [(None for the masters or the state's key, file, storages, tensor)]
         self.shared = []  # (the ranks' parts of a group's weights, this rank's masters or None, process group)
 
     # --- before anything changes
 
     def prepare(self):
         saved = []
-        for number, (_, text, storages) in enumerate(self.plan.files()):
+        for number, (text, storages) in enumerate(self.plan.files()):
             records = _Storages(storages)
             saved.append((number, text, records, records.unpickle(text)))
+        self._check_names(saved[_MODEL][3]["module"])
         self._check_layout(*(each[3] for each in saved))
         for number, text, records, planned in saved:
             places = list(self._places(number, planned))
             parts = self._read_parts(records, places) if number == _MODEL else {}
             targets = [self._target(number, place, records, parts) for place in places]
-            used = self.states or number == _MODEL  # else DeepSpeed does not look at it
+            used = self.states or number == _MODEL  # else DeepSpeed ignores it
             _put(places, targets)
             if used:
                 for key in records.met_in(planned):
@@ -161,7 +162,9 @@ class _Load:
         if number == _MODEL:
             module, frozen = saved["module"], saved.get("frozen_param_fragments") or {}
             for name, tensor in self.module.items():
-                if isinstance(module.get(name), torch.Tensor) and not hasattr(tensor, "ds_tensor"):
+                if name in self._left_alone:
+                    yield _Place(module, name, tensor.data, "kept")
+                elif isinstance(module.get(name), torch.Tensor) and not hasattr(tensor, "ds_tensor"):
                     yield _Place(module, name, tensor.data, "entry")
                 if isinstance(frozen.get(name), torch.Tensor):
                     yield _Place(frozen, name, getattr(tensor, "ds_tensor", tensor).data, "entry")
@@ -169,19 +172,23 @@ class _Load:
         if number == _MODEL and not stage0:
             return
         states = saved["optimizer"] if stage0 else saved["optimizer_state_dict"]
-        for holder, key, flat in self.wrapper.master_places(states):
-            yield _Place(holder, key, flat, "masters")
+        for at, (holder, key, flat) in enumerate(self.wrapper.master_places(states)):
+            yield _Place(holder, key, flat, "masters", at)
         if not self.states:
             return
         base, flats = states[self.wrapper.base] if self.wrapper.base else states, self.wrapper.flats()
         for at, state in base["state"].items():
             for key, value in state.items():
-                if isinstance(value, torch.Tensor) and value.numel() == flats[at].numel() > 1:
-                    yield _Place(state, key, flats[at], "state")
+                if isinstance(value, torch.Tensor) and value.numel() == self._on_nvme.get(at, flats[at].numel()) > 1:
+                    yield _Place(state, key, flats[at], "state", at)
 
     def _target(self, number, place, records, parts):
-        """The engine's tensor for one of the plan, which is going to be read; None: it gets memory of its own."""
+        """The engine's tensor that receives a planned tensor; None: it gets memory of its own."""
+        if place.kind == "kept":
+            return place.live
         planned, live = place.planned, place.live
+        if place.kind != "entry" and place.at in self._on_nvme:
+            return self._later(number, place, records)
         if place.kind == "state":
             live = self._state(live, place.key, planned)
         elif place.kind == "masters":
@@ -199,8 +206,17 @@ class _Load:
         self._read(number, records, planned, 0, live.view(-1))
         return live
 
+    def _later(self, number, place, records):
+        """A tensor without memory in the place of one that is on NVMe. Its elements are read by _fill_swapped()."""
+        planned = place.planned
+        if not planned.is_contiguous() or planned.numel() > self._on_nvme[place.at]:
+            raise InconsistentError(f"{planned.numel()} elements for a sub-group of {self._on_nvme[place.at]} on NVMe")
+        key = place.key if place.kind == "state" else None
+        self.swapped.setdefault(place.at, []).append((key, number, records, planned))
+        return place.live if key is None else torch.empty(1, dtype=planned.dtype).expand(planned.shape)
+
     def _state(self, owner, key, planned):
-        """What the optimizer has of this state already, else new memory."""
+        """The optimizer's existing tensor of this state, else new memory."""
         held = self.wrapper.inner.state.get(owner, {}).get(key)
         if isinstance(held, torch.Tensor) and held.dtype == planned.dtype and held.shape == planned.shape \
                 and held.is_contiguous() and held.device == owner.device:
@@ -208,9 +224,9 @@ class _Load:
         return torch.empty(planned.shape, dtype=planned.dtype, device=owner.device)
 
     def _read_parts(self, records, places):
-        """Has each rank read its part of the weights alone, where the engine has a flat tensor of all.
+        """Makes each rank read only its part of the weights, if the engine has a flat tensor of all.
 
-        The entries of the module that need no more then, as {"in": the module, "names": names}.
+        Returns the entries of the module that are then complete, as {"in": the module, "names": names}.
         """
         entries = {id(self.module[place.key]): place for place in places
                    if place.kind == "entry" and place.key in self.module}  # fmt: skip
@@ -235,17 +251,26 @@ class _Load:
         return {"in": module, "names": names}
 
     def _read(self, number, records, planned, first, flat):
-        """The elements of `planned` from `first` on; those of tied parameters once."""
-        key, dtype = records.key_of(planned), planned.dtype
-        begin = (planned.storage_offset() + first) * dtype.itemsize
-        place = (number, key, begin, flat.data_ptr(), flat.numel())
+        """Plans to read the elements of `planned` from `first` on; those of tied parameters only once."""
+        read = records.read(number, planned, first, flat)
+        place = (read.what, read.first, flat.data_ptr(), flat.numel())
         if place not in self._places_read:
             self._places_read.add(place)
-            unit = records.unit_of(key)  # a storage may have no type of its own
-            self.reads.append(_Read((number, key), unit, begin // unit, flat, dtype))
+            self.reads.append(read)
+
+    def _check_names(self, module):
+        """Checks that the files of layers and experts have all that a strict load wants. The planner checks others."""
+        in_files = _engine.is_pipeline(self.engine) or \
+            _engine.has_experts(self.engine) and not self.engine.zero_optimization_partition_weights()
+        if not in_files or not self._strict:
+            return
+        missing = [name for name in self.module if name not in module and name not in self._left_alone]
+        if missing:
+            raise InconsistentError(f"{missing[0]} is in the engine, but in no file of the checkpoint",
+                                    file=self.plan.folder(), tensor=missing[0])
 
     def _check_layout(self, model, optimizer=None):
-        """That the plan has for each of the optimizer's tensors what the engine has."""
+        """Checks that each planned tensor of the optimizer has the shape and type of the engine's."""
         owners = self._owners()
         if isinstance(self.wrapper, _engine.Zero3Optimizer):
             planned = [[owners.get(name, name) for name in group] for group in model["param_shapes"]]
@@ -264,7 +289,7 @@ class _Load:
               [flat.numel() for flat in self.wrapper.flats()])
 
     def _owners(self):
-        """The engine's names of the parameters that have several."""
+        """The engine's owner names of parameters with several names."""
         return {name: self.engine.param_names[tensor] for name, tensor in self.module.items()
                 if isinstance(tensor, torch.nn.Parameter)}  # fmt: skip
 
@@ -282,6 +307,20 @@ class _Load:
 
     def fill(self, check):
         _gather(self.plan.gather_into, self.reads, check)
+        for at, tensors in self.swapped.items():
+            self._fill_swapped(at, tensors, check)
+
+    def _fill_swapped(self, at, tensors, check):
+        states, reads = self.wrapper.inner.state, []
+        with torch.no_grad(), self.wrapper.swapped_in(at) as flat:
+            for key, number, records, planned in tensors:
+                live = flat.data if key is None else self._state(flat, key, planned)
+                if key is not None and states[flat].get(key) is not live:
+                    states[flat][key] = live
+                reads.append(records.read(number, planned, 0, live.view(-1)[:planned.numel()]))
+            _gather(self.plan.gather_into, reads, check)
+            if not self.states:  # DeepSpeed's load gives masters the parameters' values then
+                self.wrapper.round_masters(at)
 
     def finish(self, path, tag, options):
         with torch.no_grad():
@@ -293,7 +332,7 @@ class _Load:
     def _through_deepspeed(self, path, tag, options):
         engine, folder = self.engine, self.plan.folder()
         own = os.path.basename(folder) if tag is None else str(tag)
-        with _reading_from_memory(engine, folder, self.dicts):
+        with _reading_from_memory(engine, self.wrapper, folder, self.dicts), _together_in_deepspeed(self._call):
             loaded, client_state = original(engine)(engine, path, tag=own, **options)
         if loaded is None:
             raise UnsupportedError("DeepSpeed's own load_checkpoint found nothing to load")
@@ -302,7 +341,7 @@ class _Load:
 
 
 class _Storages:
-    """The storages of one file: without memory, until they are given some."""
+    """The storages of one file. They have no memory until it is set."""
 
     def __init__(self, described):
         self._described = [(getattr(torch, dtype), numel) for dtype, numel in described]
@@ -313,9 +352,11 @@ class _Storages:
     def key_of(self, tensor):
         return self._keys[tensor.untyped_storage()._cdata]
 
-    def unit_of(self, key):
-        """The bytes of one of its elements."""
-        return self._described[key][0].itemsize
+    def read(self, number, tensor, first, flat):
+        """The elements of a tensor of file `number` from `first` on."""
+        key, dtype = self.key_of(tensor), tensor.dtype
+        unit = self._described[key][0].itemsize  # a storage may lack a type of its own
+        return _Read((number, key), unit, (tensor.storage_offset() + first) * dtype.itemsize // unit, flat, dtype)
 
     def allocate(self, key):
         dtype, numel = self._described[key]
@@ -323,7 +364,7 @@ class _Storages:
         return self._memory[key]
 
     def met_in(self, value):
-        """The storages without memory of all tensors in `value`."""
+        """The storages without memory in all tensors of `value`."""
         keys, seen, waiting = {}, set(), [value]
         while waiting:
             each = waiting.pop()
@@ -342,7 +383,7 @@ class _Storages:
         return sorted(keys)
 
     def unpickle(self, text):
-        """The value, with tensors in the storages. As torch.load(weights_only=True) does it."""
+        """The unpickled value, with tensors in these storages, like torch.load(weights_only=True)."""
         from torch import _weights_only_unpickler
         unpickler = _weights_only_unpickler.Unpickler(io.BytesIO(text), encoding="utf-8")
         unpickler.persistent_load = self._storage
@@ -350,7 +391,7 @@ class _Storages:
             with torch.serialization.safe_globals([*torch.serialization.get_safe_globals(), *_classes()]):
                 return unpickler.load()
         except pickle.UnpicklingError as error:
-            raise UnsupportedError(f"the checkpoint has a value that is not taken from a file: {error}",
+            raise UnsupportedError(f"the checkpoint has a value that is not loaded from a file: {error}",
                                    hint="torch.serialization.add_safe_globals() allows a class") from error
 
     def _storage(self, described):
@@ -363,19 +404,19 @@ class _Storages:
 
 
 class _Read(typing.NamedTuple):
-    """Elements of a storage, from its element `first` on, which has `unit` bytes."""
-    what: "tuple[int, ...]"  # the storage
+    """Elements of a storage from its element `first` on, in units of `unit` bytes."""
+    what: "tuple[int, int]"  # the file and the storage
     unit: int
     first: int
-    flat: torch.Tensor  # that takes them
-    dtype: torch.dtype  # theirs
+    flat: torch.Tensor  # that receives them
+    dtype: torch.dtype  # of the elements
 
     @property
     def is_direct(self):
         return self.flat.device.type == "cpu" and self.flat.dtype == self.dtype
 
     def place(self, begin, count, address):
-        """What gather_into() takes, of `count` elements from `begin` on."""
+        """The arguments of gather_into() for `count` elements from `begin` on."""
         scale = self.dtype.itemsize // self.unit
         return (*self.what, self.first + begin * scale, count * scale, address)
 
@@ -389,7 +430,7 @@ def _gather(gather_into, reads, check):
 
 
 def _through_ring(gather_into, reads, check):
-    """To another device or type, through two buffers: one is read into while the other is copied."""
+    """Reads elements of another device or type through two buffers: one is filled while the other is copied."""
     buffers, turn = [], 0
     for read in reads:
         flat, size = read.flat, read.dtype.itemsize
@@ -412,7 +453,8 @@ def _through_ring(gather_into, reads, check):
 
 
 def _share(groups):
-    """Each of `groups` is (the ranks' parts of weights, this rank's masters or None, process group): all get all parts."""
+    """Each of `groups` is (the ranks' parts of weights, this rank's masters or None, process group). All ranks get all
+    parts."""
     for ranks, masters, group in groups:
         if masters is not None:
             ranks[torch.distributed.get_rank(group)].copy_(masters)
@@ -423,16 +465,21 @@ def _share(groups):
 
 
 class _Weights:
-    """Weights alone into an engine: its masters are these numbers, and the weights those rounded. All else stays."""
+    """Loads only weights into an engine: they become its masters, and rounded its weights. All else stays."""
 
-    def __init__(self, engine, reader, strict):
-        self.engine, self.reader, self.strict = engine, reader, strict
+    def __init__(self, engine, plan, strict):
+        self.engine, self.plan, self.strict = engine, plan, strict
         self.wrapper = _engine.wrapper_of(engine)
+        [(text, storages)] = plan.files()
+        self.records = _Storages(storages)
+        self.found = self.records.unpickle(text)
         self.reads = []
 
     def prepare(self):
+        if _engine.is_pipeline(self.engine) or _engine.has_experts(self.engine):
+            raise UnsupportedError("weights alone are not loaded into pipelines, nor into models with experts")
         state = _engine.state_of(self.engine)
-        found = {entry[0]: (index, entry) for index, entry in enumerate(self.reader.tensors()) if not entry[1]}
+        found = self.found
         names = {}
         for name, tensor in state.items():
             names.setdefault(id(tensor), []).append(name)
@@ -448,26 +495,34 @@ class _Weights:
         if unexpected and self.strict:
             raise InconsistentError(f"{unexpected[0]} is in the weights, but is not in the engine",
                                     tensor=unexpected[0], hint="load_module_strict=False leaves it out")
+        self._own = own
+        for tensor in state.values():
+            if own[id(tensor)] is not None:
+                self._check(own[id(tensor)], tensor)
         for p, first, masters in pieces:
-            self._read(own[id(p)], found, p, first, masters)
+            self.reads.append(self._read(p, first, masters))
         for tensor in {id(tensor): tensor for tensor in state.values()}.values():
             if id(tensor) in trained or own[id(tensor)] is None:
                 continue
             first, count = _engine.part_of(tensor) if hasattr(tensor, "ds_tensor") else (0, tensor.numel())
-            self._read(own[id(tensor)], found, tensor, first, _flat(tensor)[:count])
+            self.reads.append(self._read(tensor, first, _flat(tensor)[:count]))
 
-    def _read(self, name, found, tensor, first, flat):
-        index, (_, _, _, dtype, shape, _) = found[name]
-        if tuple(shape) != _engine.shape_of(tensor):
-            raise InconsistentError(f"{name} has shape {list(shape)} in the weights, "
+    def _check(self, name, tensor):
+        weights = self.found[name]
+        if tuple(weights.shape) != _engine.shape_of(tensor):
+            raise InconsistentError(f"{name} has shape {list(weights.shape)} in the weights, "
                                     f"{list(_engine.shape_of(tensor))} in the engine", tensor=name)
-        if dtype == "float64":
+        if weights.dtype == torch.float64:
             raise UnsupportedError(f"{name} is float64, and would be rounded", tensor=name)
-        kind = getattr(torch, dtype)
-        self.reads.append(_Read((index, ), kind.itemsize, first, flat, kind))
+
+    def _read(self, tensor, first, flat):
+        return self.records.read(0, self.found[self._own[id(tensor)]], first, flat)
 
     def fill(self, check):
-        _gather(self.reader.gather_into, self.reads, check)
+        _gather(self.plan.gather_into, self.reads, check)
+        for at in self.wrapper.swapped():
+            with torch.no_grad(), self.wrapper.swapped_in(at):
+                _gather(self.plan.gather_into, [self._read(*piece) for piece in self.wrapper.pieces_of(at)], check)
 
     def finish(self, path, tag, options):
         optimizer = self.engine.optimizer
@@ -482,7 +537,7 @@ class _Weights:
 
 
 def _flat(tensor):
-    """The memory of what the optimizer does not own."""
+    """The memory of a tensor that the optimizer does not own."""
     data = getattr(tensor, "ds_tensor", tensor).data
     if not data.is_contiguous():
         raise UnsupportedError("the engine has a frozen parameter or a buffer that is not contiguous")
@@ -490,8 +545,8 @@ def _flat(tensor):
 
 
 @contextlib.contextmanager
-def _reading_from_memory(engine, folder, dicts):
-    """Has the engine's own load_checkpoint find these files of its rank, in place of any on a disk."""
+def _reading_from_memory(engine, wrapper, folder, dicts):
+    """Makes the engine's own load_checkpoint find these files of its rank in memory."""
     from deepspeed.runtime import engine as module
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
@@ -499,35 +554,60 @@ def _reading_from_memory(engine, folder, dicts):
         return dict(dicts[_OPTIMIZER if path.endswith("optim_states.pt") else _MODEL])
 
     def load_module(checkpoint, **options):
-        # Without optimizer states stage 3 would gather all parameters, and copy whole ones of a file into them.
-        return type(engine).load_module_state_dict(engine, checkpoint, **{**options, "fetch_z3_params": False})
+        # Stage 3 would gather parameters and copy whole ones from a file into them.
+        options = {**options, **dict.fromkeys(options.keys() & {"z3_params_to_fetch"}), "fetch_z3_params": False}
+        if not _engine.is_pipeline(engine):
+            return type(engine).load_module_state_dict(engine, checkpoint, **options)
+        # A pipeline's own method would open the files of layers, and then do this.
+        module.DeepSpeedEngine.load_module_state_dict(engine, checkpoint, **options)
+        return engine.module._synchronize_tied_weights()
 
-    whole_weights = "get_fp32_state_dict_from_zero_checkpoint"
+    there = folder if os.path.exists(folder) else os.curdir  # DeepSpeed looks whether it is; a URL is not
     overrides = {
-        "checkpoint_engine": type("InMemory", (TorchCheckpointEngine, ), {"load": load_file})(), "_get_all_ckpt_names": lambda *place: [folder],
+        "checkpoint_engine": type("InMemory", (TorchCheckpointEngine, ), {"load": load_file})(), "_get_all_ckpt_names": lambda *place: [there] * engine.mp_world_size,
         "load_universal_checkpoint": lambda: False, "load_module_state_dict": load_module,
     }  # fmt: skip
-    usual = {name: vars(engine)[name] for name in overrides if name in vars(engine)}
-    theirs = getattr(module, whole_weights, None)
-    setattr(module, whole_weights, lambda *place, **options: dicts[_MODEL]["module"])
-    for name, value in overrides.items():
-        setattr(engine, name, value)
+    if hasattr(engine, "zero_nvme_offload_optimizer"):  # it would copy swap files, and read no optimizer states
+        overrides["zero_nvme_offload_optimizer"] = lambda: False
+    of_optimizer = {"_restore_from_bit16_weights": wrapper.restore_masters} if wrapper.swapped() else {}
+    whole_weights, no_more_files = lambda *place, **options: dicts[_MODEL]["module"], lambda *place, **options: None
+    with _replaced(module, "get_fp32_state_dict_from_zero_checkpoint", whole_weights), \
+         _replaced(module.DeepSpeedEngine, "load_moe_state_dict", staticmethod(no_more_files)), \
+         _overridden(engine, overrides), _overridden(engine.optimizer, of_optimizer):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner, name, value):
+    """Sets an attribute of a module or a class meanwhile."""
+    usual = vars(owner).get(name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(module, whole_weights, theirs)
-        for name in overrides:
-            delattr(engine, name)
-        for name, value in usual.items():
-            setattr(engine, name, value)
+        setattr(owner, name, usual)
+
+
+@contextlib.contextmanager
+def _overridden(owner, attributes):
+    usual = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
+    vars(owner).update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del vars(owner)[name]
+        vars(owner).update(usual)
 
 
 @contextlib.contextmanager
 def _agreement(state):
-    """All ranks go on, or all raise what the first one did. `state`: how the engine is left then."""
+    """All ranks continue, or all raise the error of the first that failed. `state`: the state of the engine then."""
     failure = None
     try:
         yield
+    except _Alone as alone:
+        raise _error_of(*_described(alone.__cause__), state) from alone.__cause__
     except Exception as error:
         failure = error
     everyone = _gathered(None if failure is None else _described(failure))
@@ -537,11 +617,94 @@ def _agreement(state):
     rank, (kind, text, where) = failed[0]
     if len(failed) < len(everyone) or any(each != failed[0][1] for _, each in failed):
         text = f"rank {rank}: {text}"
+    raise _error_of(kind, text, where, state) from failure
+
+
+def _error_of(kind, text, where, state):
     text = f"{text}; {state}"
-    raise (RuntimeError(text) if kind is None else BY_KIND[kind](text, **where)) from failure
+    return RuntimeError(text) if kind is None else BY_KIND[kind](text, **where)
+
+
+class _Alone(Exception):
+    """A rank failed in DeepSpeed's code, and the others were ended, so it can agree with nobody. Its cause says why."""
+
+
+@contextlib.contextmanager
+def _together_in_deepspeed(call):
+    """If a rank fails in DeepSpeed's code, others may wait for it in a collective, for half an hour by default.
+
+    So each rank watches the store of the process group meanwhile. A rank that fails writes its reason there. Those that
+    do not come out by themselves print it and end their processes, since nothing brings them back from a collective.
+    """
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        yield
+        return
+    watch = _Watch(torch.distributed.distributed_c10d._get_default_store(), call)
+    try:
+        yield
+    except Exception as error:
+        # The first reason, not a connection that an ended rank has closed.
+        reason = f"rank {_rank()}: {type(error).__name__}: {error}"
+        first = watch.tell(reason)
+        cause = error if first == reason else RuntimeError(first)
+        if not watch.all_come_out():
+            raise _Alone from cause
+        raise cause from error
+    else:
+        watch.come_out()
+
+
+class _Watch:
+    """A rank's view of the others through the store, which ends with the process of rank 0."""
+
+    def __init__(self, store, key):
+        self._store, self._failed, self._count = store, f"{key}/failed", f"{key}/out"
+        self._first, self._out = None, threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def tell(self, reason):
+        """Says why this rank failed, and returns the reason of the first that did."""
+        self._out.set()
+        try:
+            self._first = self._store.compare_set(self._failed, "", reason).decode(errors="replace")
+        except RuntimeError:
+            pass
+        return self._first or reason
+
+    def come_out(self):
+        self._out.set()
+        self._store.add(self._count, 1)
+
+    def all_come_out(self):
+        """True if all other ranks come out of DeepSpeed's code, too."""
+        try:
+            self.come_out()
+            for _ in range(int(2 * _GRACE / _POLL)):
+                if self._store.add(self._count, 0) == torch.distributed.get_world_size():
+                    return True
+                time.sleep(_POLL)
+        except RuntimeError:
+            pass
+        return False
+
+    def _watch(self):
+        while not self._out.wait(_POLL):
+            try:
+                if not self._store.check([self._failed]):
+                    continue
+                self._first = self._store.get(self._failed).decode(errors="replace")
+            except RuntimeError:
+                return
+            if self._out.wait(_GRACE):
+                return
+            print(f"dsckpt: {self._first}; this rank waited for it in a collective of DeepSpeed's and ends; "
+                  f"{_HALF_FILLED}", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def _described(error):
+    if isinstance(error, _planning.RankZeroFailed):
+        return error.why
     if not isinstance(error, Error):
         return None, f"{type(error).__name__}: {error}", {}
     where = {name: getattr(error, name) for name in ("file", "member", "tensor", "offset", "hint")}
@@ -582,7 +745,7 @@ def _other(planned, live):
 
 
 def _classes():
-    """DeepSpeed's that reshard's files have."""
+    """DeepSpeed's classes in reshard's files."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

@@ -1,4 +1,4 @@
-"""A checkpoint into a torch.nn.Module. Imports torch."""
+"""Loads a checkpoint into a torch.nn.Module. Imports torch."""
 import torch
 
 from ._arrays import Form, batches
@@ -10,7 +10,7 @@ _AS_STORED = Form.of("pt", None, None)
 
 
 def load_into(checkpoint, model, strict, progress):
-    """What Checkpoint.load_into() does."""
+    """Implements Checkpoint.load_into()."""
     targets = dict(model.state_dict(keep_vars=True))
     tensors = {name: target for name, target in targets.items() if isinstance(target, torch.Tensor)}
     found = {name: checkpoint[name] for name in tensors if name in checkpoint}
@@ -24,7 +24,7 @@ def load_into(checkpoint, model, strict, progress):
         said = [f"{what}: {_some(names)}" for what, names in (("the checkpoint lacks", missing),
                                                               ("the model lacks", unexpected)) if names]
         raise InconsistentError("; ".join(said), hint="strict=False loads what both have")
-    # Of tied ones, one.
+    # Tied tensors are read once.
     wanted = {}
     for name, tensor in found.items():
         wanted.setdefault(_place(tensors[name]), (tensor._owner(), tensors[name]))
@@ -43,7 +43,7 @@ def _check_all(found, targets):
         if target.is_meta:
             raise UsageError(f"{name}: the model has no memory for it (device meta)",
                              hint="model.to_empty(device='cpu') makes some")
-        if hasattr(target, "device_mesh") or hasattr(target, "ds_tensor"):  # FSDP2's, and DeepSpeed's of stage 3
+        if hasattr(target, "device_mesh") or hasattr(target, "ds_tensor"):  # of FSDP2, or of DeepSpeed's stage 3
             raise UsageError(f"{name}: the model is sharded already, and has a part of it",
                              hint="fill it before fully_shard() or deepspeed.initialize()")
         if tuple(target.shape) != tensor.shape:
@@ -52,7 +52,7 @@ def _check_all(found, targets):
 
 
 def copy_pieces(checkpoint, wanted, progress):
-    """Copies each tensor into torch's beside it, whatever its type and device."""
+    """Copies each tensor into the torch tensor beside it, of any type and on any device."""
     if not wanted:
         return
     of_tensor = {}
@@ -71,7 +71,7 @@ def copy_pieces(checkpoint, wanted, progress):
 
 
 def _read(checkpoint, batch):
-    """(tensor, first row, row behind the last, elements); the rows None: all of it"""
+    """(tensor, first row, end row, elements); the rows are None for the whole tensor"""
     rows = checkpoint._rows_of_piece(batch[0]) if len(batch) == 1 else None
     if rows is not None:
         for begin, end, piece in checkpoint._pieces(batch[0], rows, _AS_STORED):
@@ -83,7 +83,7 @@ def _read(checkpoint, batch):
 
 
 def _place(target):
-    """Equal for tensors that are the same memory."""
+    """A value that is equal for tensors in the same memory."""
     return (target.device, target.data_ptr(), tuple(target.shape), target.stride()) if target.numel() else id(target)
 
 

@@ -26,15 +26,15 @@ TOOLS = {
 OPTIONS = {
     "convert": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says); all: each of them, into a folder of its name",
+            "TAG: Tag to read (default: the one in `latest`); all: every tag, each into a folder of its name",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "param_names":
-            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
+            "FILE: File with the names of model.named_parameters(), one per line, for an optimizer of another framework that numbers its parameters",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "average":
             "Average several checkpoints of one model: sum(w * x) / sum(w) in double precision, rounded once to --dtype. Buffers are those of the newest, by its step, or else the last given",
         "last":
@@ -50,15 +50,15 @@ OPTIONS = {
         "exclude_frozen_parameters":
             "Leave out parameters that were not trained",
         "dtype":
-            "TYPE: Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16); keep: as stored (masters are float32); auto: what config.json says (default: float32)",
+            "TYPE: Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16); keep: as stored (masters are float32); auto: the type in config.json (default: float32)",
         "keep_fp32":
-            "REGEX: These stay float32 whatever --dtype says",
+            "REGEX: These stay float32 with any --dtype",
         "include":
             "REGEX: Write only tensors whose name matches",
         "exclude":
             "REGEX: Leave out tensors whose name matches",
         "strip_prefix":
-            "PREFIX: Take this from the front of names that have it",
+            "PREFIX: Remove this from the front of names that have it",
         "key_map":
             "FILE: Rename, cut and join tensors by the rules in this file, lines of 'REGEX => REPLACEMENT', with their optimizer states",
         "names":
@@ -68,27 +68,25 @@ OPTIONS = {
         "states":
             "Write the optimizer's states too, as optimizer_states/STATE.safetensors",
         "torch_optimizer":
-            "Write the optimizer too, as optimizer.pt, which optimizer.load_state_dict takes",
+            "Write the optimizer too, as optimizer.pt for optimizer.load_state_dict",
         "peft":
-            "DIR: Write the PEFT adapter that was trained to this folder, and nothing else",
+            "DIR: Write only the trained PEFT adapter, to this folder",
         "merge":
-            "BASE: Write the model with the PEFT adapter that was trained merged into BASE, the model before: a Hugging Face folder, other weights, or the word checkpoint: what the run has saved of it itself. The checkpoint may be a folder of peft's save_pretrained",
+            "BASE: Write the model with the trained PEFT adapter merged into BASE, the model before: a Hugging Face folder, other weights, or the word checkpoint for the base that the run saved itself. The checkpoint may be a folder of peft's save_pretrained",
         "peft_config":
-            "FILE: With --peft or --merge: its adapter_config.json; default: the one beside the shards, or what the tensors tell",
+            "FILE: With --peft or --merge: its adapter_config.json; default: the one beside the shards, or derived from the tensors",
         "lora_alpha":
-            "ALPHA: With --peft or --merge, where there is no adapter_config.json: lora_alpha",
+            "ALPHA: With --peft or --merge, if there is no adapter_config.json: lora_alpha",
         "allow_missing":
-            "Write what is complete without files that are missing or damaged, and list what is not",
+            "Write the parameters that are complete without missing or damaged files, and list the others",
         "debug":
-            "Say what was found in the checkpoint",
+            "Print facts about the checkpoint",
         "dry_run":
             "Show what would be written; write nothing",
         "ranks":
-            "N: With --dry-run: show also what each of N ranks (mpirun -n N) would do",
+            "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
             "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
-        "network_rate":
-            "RATE: With --ranks: the same, if rank 0 sends so many bytes a second",
         "force":
             "Replace files of the same names",
         "fsync":
@@ -102,17 +100,19 @@ OPTIONS = {
         "stripe":
             "COUNT[,SIZE]: On Lustre: stripe the output over COUNT OSTs, or all, in stripes of SIZE (lfs setstripe); auto: all, in stripes of 4MiB",
         "resume":
-            "Keep what is done if the run stops, and go on with what was kept",
+            "Keep the progress if the run stops, and continue from earlier progress",
         "save_every":
-            "SECONDS: With --resume: make sure of what is done every so many seconds (default: 10)",
+            "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
+        "plan_in":
+            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record of the checkpoint, also those not needed",
         "zstd":
-            "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks; --zstd=LEVEL, 1 to 19, compresses harder what repeats",
+            "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks; --zstd=LEVEL, 1 to 19, compresses repetitive data harder",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -128,15 +128,15 @@ OPTIONS = {
     },
     "average": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says); all: each of them, into a folder of its name",
+            "TAG: Tag to read (default: the one in `latest`); all: every tag, each into a folder of its name",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "param_names":
-            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
+            "FILE: File with the names of model.named_parameters(), one per line, for an optimizer of another framework that numbers its parameters",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "last":
             "N: With --average: of one folder, its N newest complete tags",
         "weights":
@@ -150,15 +150,15 @@ OPTIONS = {
         "exclude_frozen_parameters":
             "Leave out parameters that were not trained",
         "dtype":
-            "TYPE: Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16); keep: as stored (masters are float32); auto: what config.json says (default: float32)",
+            "TYPE: Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16); keep: as stored (masters are float32); auto: the type in config.json (default: float32)",
         "keep_fp32":
-            "REGEX: These stay float32 whatever --dtype says",
+            "REGEX: These stay float32 with any --dtype",
         "include":
             "REGEX: Write only tensors whose name matches",
         "exclude":
             "REGEX: Leave out tensors whose name matches",
         "strip_prefix":
-            "PREFIX: Take this from the front of names that have it",
+            "PREFIX: Remove this from the front of names that have it",
         "key_map":
             "FILE: Rename, cut and join tensors by the rules in this file, lines of 'REGEX => REPLACEMENT', with their optimizer states",
         "names":
@@ -168,27 +168,25 @@ OPTIONS = {
         "states":
             "Write the optimizer's states too, as optimizer_states/STATE.safetensors",
         "torch_optimizer":
-            "Write the optimizer too, as optimizer.pt, which optimizer.load_state_dict takes",
+            "Write the optimizer too, as optimizer.pt for optimizer.load_state_dict",
         "peft":
-            "DIR: Write the PEFT adapter that was trained to this folder, and nothing else",
+            "DIR: Write only the trained PEFT adapter, to this folder",
         "merge":
-            "BASE: Write the model with the PEFT adapter that was trained merged into BASE, the model before: a Hugging Face folder, other weights, or the word checkpoint: what the run has saved of it itself. The checkpoint may be a folder of peft's save_pretrained",
+            "BASE: Write the model with the trained PEFT adapter merged into BASE, the model before: a Hugging Face folder, other weights, or the word checkpoint for the base that the run saved itself. The checkpoint may be a folder of peft's save_pretrained",
         "peft_config":
-            "FILE: With --peft or --merge: its adapter_config.json; default: the one beside the shards, or what the tensors tell",
+            "FILE: With --peft or --merge: its adapter_config.json; default: the one beside the shards, or derived from the tensors",
         "lora_alpha":
-            "ALPHA: With --peft or --merge, where there is no adapter_config.json: lora_alpha",
+            "ALPHA: With --peft or --merge, if there is no adapter_config.json: lora_alpha",
         "allow_missing":
-            "Write what is complete without files that are missing or damaged, and list what is not",
+            "Write the parameters that are complete without missing or damaged files, and list the others",
         "debug":
-            "Say what was found in the checkpoint",
+            "Print facts about the checkpoint",
         "dry_run":
             "Show what would be written; write nothing",
         "ranks":
-            "N: With --dry-run: show also what each of N ranks (mpirun -n N) would do",
+            "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
             "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
-        "network_rate":
-            "RATE: With --ranks: the same, if rank 0 sends so many bytes a second",
         "force":
             "Replace files of the same names",
         "fsync":
@@ -202,17 +200,19 @@ OPTIONS = {
         "stripe":
             "COUNT[,SIZE]: On Lustre: stripe the output over COUNT OSTs, or all, in stripes of SIZE (lfs setstripe); auto: all, in stripes of 4MiB",
         "resume":
-            "Keep what is done if the run stops, and go on with what was kept",
+            "Keep the progress if the run stops, and continue from earlier progress",
         "save_every":
-            "SECONDS: With --resume: make sure of what is done every so many seconds (default: 10)",
+            "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
+        "plan_in":
+            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record of the checkpoint, also those not needed",
         "zstd":
-            "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks; --zstd=LEVEL, 1 to 19, compresses harder what repeats",
+            "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks; --zstd=LEVEL, 1 to 19, compresses repetitive data harder",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -228,13 +228,13 @@ OPTIONS = {
     },
     "to_universal": {
         "tag":
-            "TAG: Which checkpoint; default: what `latest` says; all: each of them, into a folder of its name",
+            "TAG: Tag to read (default: the one in `latest`); all: every tag, each into a folder of its name",
         "param_names":
-            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
+            "FILE: File with the names of model.named_parameters(), one per line, for an optimizer of another framework that numbers its parameters",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "no_strict":
             "Patterns of universal_checkpoint_info that fit no parameter are no error",
         "num_extract_workers":
@@ -242,13 +242,13 @@ OPTIONS = {
         "num_merge_workers":
             "N: See --num-extract-workers",
         "keep_temp_folder":
-            "Accepted and without effect: there is no temporary folder",
+            "Accepted without effect: there is no temporary folder",
         "inject_missing_state":
             "Accepted and without effect: a universal_checkpoint_info that is not needed is not missed, one that is needed cannot be made up",
         "like":
-            "CHECKPOINT: Of weights: a checkpoint of the run that starts from them, which tells trained, frozen and tied parameters and the optimizer's states",
+            "CHECKPOINT: For weights: a checkpoint of the run that starts from them, with its trained, frozen and tied parameters and the optimizer's states",
         "strip_prefix":
-            "PREFIX: Of weights: take this from the front of names that have it",
+            "PREFIX: Of weights: remove this from the front of names that have it",
         "add_prefix":
             "PREFIX: Of weights: put this in front of all names",
         "key_map":
@@ -256,11 +256,9 @@ OPTIONS = {
         "dry_run":
             "Show what would be written; write nothing",
         "ranks":
-            "N: With --dry-run: show also what each of N ranks (mpirun -n N) would do",
+            "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
             "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
-        "network_rate":
-            "RATE: With --ranks: the same, if rank 0 sends so many bytes a second",
         "force":
             "Replace a universal checkpoint that is in the output folder",
         "fsync":
@@ -274,17 +272,19 @@ OPTIONS = {
         "stripe":
             "COUNT[,SIZE]: On Lustre: stripe the output over COUNT OSTs, or all, in stripes of SIZE (lfs setstripe); auto: all, in stripes of 4MiB",
         "resume":
-            "Keep what is done if the run stops, and go on with what was kept",
+            "Keep the progress if the run stops, and continue from earlier progress",
         "save_every":
-            "SECONDS: With --resume: make sure of what is done every so many seconds (default: 10)",
+            "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
+        "plan_in":
+            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record of the checkpoint, also those not needed",
         "zstd":
-            "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks; --zstd=LEVEL, 1 to 19, compresses harder what repeats",
+            "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks; --zstd=LEVEL, 1 to 19, compresses repetitive data harder",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -300,19 +300,19 @@ OPTIONS = {
     },
     "to_dcp": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says); all: each of them, into a folder of its name",
+            "TAG: Tag to read (default: the one in `latest`); all: every tag, each into a folder of its name",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "param_names":
-            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
+            "FILE: File with the names of model.named_parameters(), one per line, for an optimizer of another framework that numbers its parameters",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "dp":
             "N: Ranks that are to load it: tensors are cut as FSDP2 cuts them. Another number of ranks can load it too, and reads more",
         "preset":
-            "WHO: Whose keys and folders: of torch, dcp.load of {\"model\", \"optim\"}; of Accelerate; of transformers' Trainer; of torchtitan; of Lightning Fabric (default: torch)",
+            "WHO: Keys and folders for this program: torch (dcp.load of {\"model\", \"optim\"}), Accelerate, transformers' Trainer, torchtitan, or Lightning Fabric (default: torch)",
         "dtype":
             "TYPE: The model's floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16); keep: as stored (masters are float32). Optimizer states stay (default: float32)",
         "key_map":
@@ -322,13 +322,11 @@ OPTIONS = {
         "dry_run":
             "Show what would be written; write nothing",
         "ranks":
-            "N: With --dry-run: show also what each of N ranks (mpirun -n N) would do",
+            "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
             "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
-        "network_rate":
-            "RATE: With --ranks: the same, if rank 0 sends so many bytes a second",
         "force":
-            "Replace what to-dcp wrote there before",
+            "Replace to-dcp's earlier output",
         "fsync":
             "Wait until the data is on the disk before it gets its final name",
         "io":
@@ -340,15 +338,17 @@ OPTIONS = {
         "stripe":
             "COUNT[,SIZE]: On Lustre: stripe the output over COUNT OSTs, or all, in stripes of SIZE (lfs setstripe); auto: all, in stripes of 4MiB",
         "resume":
-            "Keep what is done if the run stops, and go on with what was kept",
+            "Keep the progress if the run stops, and continue from earlier progress",
         "save_every":
-            "SECONDS: With --resume: make sure of what is done every so many seconds (default: 10)",
+            "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
+        "plan_in":
+            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record of the checkpoint, also those not needed",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -364,51 +364,73 @@ OPTIONS = {
     },
     "reshard": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says); all: each of them, into a folder of its name",
+            "TAG: Tag to read (default: the one in `latest`); all: every tag, each into a folder of its name",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "param_names":
-            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
+            "FILE: File with the names of model.named_parameters(), one per line, for an optimizer of another framework that numbers its parameters",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "dp":
-            "N: Data-parallel ranks of the new run; pipeline stages and tensor-parallel ranks stay",
+            "N: Data-parallel ranks of the new run, for each of its mp ranks",
+        "tp":
+            "N: Tensor-parallel ranks of the new run; default: as it was",
+        "pp":
+            "N: Pipeline stages of the new run; default: as it was",
+        "stages":
+            "LIST: The layers of the new pipeline stages: the first of each, 0,3,5, or uniform, parameters or blocks, as partition_method; default: as the present ones tell",
+        "padded_vocab_size":
+            "ROWS: Rows of the new run's vocabulary with their padding; default: as the program's saved arguments tell, else as it was",
+        "kv_heads":
+            "N: AutoTP: the model's key-value heads, by which its ranks share slices that are equal now; default: these stay equal",
         "ep":
-            "N: Expert-parallel ranks of the new run, which divide --dp; default: as it was",
+            "N: Expert-parallel ranks of the new run, which divide --dp; default: unchanged",
         "stage":
-            "S: ZeRO stage of the new run; default: as it was",
+            "S: ZeRO stage of the new run; default: unchanged",
         "sub_group_size":
-            "ELEMENTS: Stage 3: zero_optimization.sub_group_size of the new run; default: as it was",
+            "ELEMENTS: Stage 3: zero_optimization.sub_group_size of the new run; default: unchanged",
         "ds_config":
             "FILE: The new run's DeepSpeed configuration: stage, precision, optimizer wrapper, round_robin_gradients and parameter_alignment are taken from it",
         "ds_version":
-            "X.Y.Z: The release of DeepSpeed that is to load it; default: the one that saved it",
+            "X.Y.Z: Release of DeepSpeed that will load it; default: the one that saved it",
         "like":
-            "CHECKPOINT: A checkpoint that the new run has saved: parameter groups, their order and the layout are taken from it. Needed where the input is weights to start from, a Hugging Face folder, a .safetensors or .bin file: then it has all but the values",
+            "CHECKPOINT: Checkpoint of the new run, with its parameter groups, their order and layout. Needed if the input is weights to start from: a Hugging Face folder, a .safetensors or .bin file. Then everything but the values comes from it",
         "weights_from":
-            "WEIGHTS: Weights that the checkpoint gets instead of its own, such as the average that zero-to-fp32 --average wrote: masters and 16-bit copies. Optimizer states and steps stay, and training goes on from there",
+            "WEIGHTS: Weights to use in place of the checkpoint's own, for masters and 16-bit copies, such as the average of zero-to-fp32 --average. Optimizer states and steps stay, and training continues from there",
         "strip_prefix":
-            "PREFIX: Of weights: take this from the front of names that have it",
+            "PREFIX: Of weights: remove this from the front of names that have it",
         "add_prefix":
             "PREFIX: Of weights: put this in front of all names",
         "key_map":
             "FILE: Rename, cut and join tensors by the rules in this file, lines of 'REGEX => REPLACEMENT', with their optimizer states",
+        "unfreeze":
+            "REGEX: Frozen parameters that the new run trains, with states that begin empty",
+        "freeze":
+            "REGEX: Trained parameters that the new run does not train",
+        "drop":
+            "REGEX: Parameters and buffers that the new run does not have",
+        "add":
+            "WEIGHTS: New parameters that the new run trains, such as adapters or a head: a Hugging Face folder, a .safetensors or .bin file",
+        "resize_vocab":
+            "N: Tokens of the new run: embeddings and heads get so many rows",
+        "vocab":
+            "REGEX: Parameters with a row for each token; default: those with the usual names",
+        "new_rows":
+            "mean|zero|WEIGHTS: Rows of new tokens: mean of all old ones, zero, or taken from weights (default: mean)",
         "plan_batch":
             "Show the batch settings that keep the global batch on the new ranks, and write ds_config_dpN.json with the one suggested",
         "follow_links":
-            "Copy also what links in the input lead to outside of it",
+            "Copy also the targets of links that leave the input",
         "dry_run":
             "Show what would be written; write nothing",
         "ranks":
-            "N: With --dry-run: show also what each of N ranks (mpirun -n N) would do",
+            "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
             "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
-        "network_rate":
-            "RATE: With --ranks: the same, if rank 0 sends so many bytes a second",
         "force":
-            "Replace what reshard wrote there before",
+            "Replace reshard's earlier output",
         "fsync":
             "Wait until the data is on the disk before it gets its final name",
         "io":
@@ -420,17 +442,19 @@ OPTIONS = {
         "stripe":
             "COUNT[,SIZE]: On Lustre: stripe the output over COUNT OSTs, or all, in stripes of SIZE (lfs setstripe); auto: all, in stripes of 4MiB",
         "resume":
-            "Keep what is done if the run stops, and go on with what was kept",
+            "Keep the progress if the run stops, and continue from earlier progress",
         "save_every":
-            "SECONDS: With --resume: make sure of what is done every so many seconds (default: 10)",
+            "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
+        "plan_in":
+            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record of the checkpoint, also those not needed",
         "zstd":
-            "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks; --zstd=LEVEL, 1 to 19, compresses harder what repeats",
+            "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks; --zstd=LEVEL, 1 to 19, compresses repetitive data harder",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -446,19 +470,17 @@ OPTIONS = {
     },
     "pack": {
         "level":
-            "N: zstd's level for what repeats; what does not is coded the same at all levels (default: 1)",
+            "N: zstd's level for repetitive data; other data is coded the same at all levels (default: 1)",
         "sha256":
-            "Keep the SHA-256 of each file, too, which takes a pass of its own",
+            "Keep the SHA-256 of each file too, which takes an extra pass",
         "follow_links":
-            "Copy also what links in the input lead to outside of it",
+            "Copy also the targets of links that leave the input",
         "dry_run":
             "Show what would be written; write nothing",
         "ranks":
-            "N: With --dry-run: show also what each of N ranks (mpirun -n N) would do",
+            "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
             "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
-        "network_rate":
-            "RATE: With --ranks: the same, if rank 0 sends so many bytes a second",
         "force":
             "Replace the output folder",
         "fsync":
@@ -472,15 +494,17 @@ OPTIONS = {
         "stripe":
             "COUNT[,SIZE]: On Lustre: stripe the output over COUNT OSTs, or all, in stripes of SIZE (lfs setstripe); auto: all, in stripes of 4MiB",
         "resume":
-            "Keep what is done if the run stops, and go on with what was kept",
+            "Keep the progress if the run stops, and continue from earlier progress",
         "save_every":
-            "SECONDS: With --resume: make sure of what is done every so many seconds (default: 10)",
+            "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
+        "plan_in":
+            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
-            "Check the CRC32 of every record, also of those that hold no tensor",
+            "Check the CRC32 of every record, even of those without a tensor",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -498,15 +522,13 @@ OPTIONS = {
         "sha256":
             "Compare with the SHA-256 that pack --sha256 has kept",
         "follow_links":
-            "Copy also what links in the input lead to outside of it",
+            "Copy also the targets of links that leave the input",
         "dry_run":
             "Show what would be written; write nothing",
         "ranks":
-            "N: With --dry-run: show also what each of N ranks (mpirun -n N) would do",
+            "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
             "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
-        "network_rate":
-            "RATE: With --ranks: the same, if rank 0 sends so many bytes a second",
         "force":
             "Replace the output folder",
         "fsync":
@@ -520,13 +542,15 @@ OPTIONS = {
         "stripe":
             "COUNT[,SIZE]: On Lustre: stripe the output over COUNT OSTs, or all, in stripes of SIZE (lfs setstripe); auto: all, in stripes of 4MiB",
         "resume":
-            "Keep what is done if the run stops, and go on with what was kept",
+            "Keep the progress if the run stops, and continue from earlier progress",
         "save_every":
-            "SECONDS: With --resume: make sure of what is done every so many seconds (default: 10)",
+            "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
+        "plan_in":
+            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -542,29 +566,27 @@ OPTIONS = {
     },
     "strip": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says); all: each of them, into a folder of its name",
+            "TAG: Tag to read (default: the one in `latest`); all: every tag, each into a folder of its name",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "param_names":
-            "FILE: Names of model.named_parameters(), one a line: for an optimizer of another framework that numbers its parameters",
+            "FILE: File with the names of model.named_parameters(), one per line, for an optimizer of another framework that numbers its parameters",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "keep":
-            "WHAT: weights: without optimizer states and the weights that there are masters of; resume: all that DeepSpeed loads, without bytes that no tensor reaches",
+            "WHAT: weights: no optimizer states, and no weights that also exist as masters; resume: everything that DeepSpeed loads, without bytes that no tensor uses",
         "follow_links":
-            "Copy also what links in the input lead to outside of it",
+            "Copy also the targets of links that leave the input",
         "dry_run":
             "Show what would be written; write nothing",
         "ranks":
-            "N: With --dry-run: show also what each of N ranks (mpirun -n N) would do",
+            "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
             "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
-        "network_rate":
-            "RATE: With --ranks: the same, if rank 0 sends so many bytes a second",
         "force":
-            "Replace what strip wrote there before",
+            "Replace strip's earlier output",
         "fsync":
             "Wait until the data is on the disk before it gets its final name",
         "io":
@@ -576,17 +598,19 @@ OPTIONS = {
         "stripe":
             "COUNT[,SIZE]: On Lustre: stripe the output over COUNT OSTs, or all, in stripes of SIZE (lfs setstripe); auto: all, in stripes of 4MiB",
         "resume":
-            "Keep what is done if the run stops, and go on with what was kept",
+            "Keep the progress if the run stops, and continue from earlier progress",
         "save_every":
-            "SECONDS: With --resume: make sure of what is done every so many seconds (default: 10)",
+            "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
+        "plan_in":
+            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record, also of those that are left out",
         "pack":
             "Pack the result, too (see ckpt-pack pack); --pack=LEVEL is its --level",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -602,33 +626,33 @@ OPTIONS = {
     },
     "keep": {
         "to":
-            "DIR: Where they are brought: a folder, or s3://",
+            "DIR: Place for the copies: a folder, or s3://",
         "pack":
             "Pack them (see ckpt-pack pack); --pack=LEVEL is its --level",
         "strip":
             "WHAT: Strip them (see ckpt-pack strip --keep)",
         "last":
-            "N: Once they are safe, remove checkpoints from RUN but the N newest",
+            "N: Remove safe checkpoints from RUN, except the N newest",
         "every":
-            "STEPS: The same, but those of each so many steps stay",
+            "STEPS: Remove safe checkpoints, except those whose step is a multiple of STEPS",
         "best":
-            "METRIC: The same, but the one of the best METRIC in the Trainer's trainer_state.json stays (METRIC=max or =min; default: what ends in loss is to be small)",
+            "METRIC: Remove safe checkpoints, except the one with the best METRIC in the Trainer's trainer_state.json (METRIC=max or =min; default: min if it ends in loss)",
         "limit_rate":
             "RATE: Write at most so many bytes a second: digits and KB, MB, GB or TB",
         "interval":
-            "SECONDS: Look every so many seconds; what has changed within them is not over yet (default: 10)",
+            "SECONDS: Time between looks; a checkpoint that changed within it is not finished yet (default: 10)",
         "once":
-            "Look once, do what there is to do, and end",
+            "Look once, handle the finished checkpoints, and exit",
         "force":
-            "Take the folder of --to though it is not the one before; with --restore replace what is there",
+            "Accept another place than before for --to; with --restore, replace existing files",
         "restore":
-            "STEP: Bring back the checkpoint of that step, or of that name, or the newest, and end",
+            "STEP: Copy back the checkpoint of that step or name, or the newest, and exit",
         "into":
             "DIR: With --restore: to this folder, not to RUN",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: idle)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: idle)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -644,19 +668,19 @@ OPTIONS = {
     },
     "inspect": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says)",
+            "TAG: Tag to read (default: the one in `latest`)",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "gpus":
             "N: Estimate memory for N GPUs (default: as many as saved it)",
         "gpus_per_node":
             "M: GPUs of a node (default: as many as fit evenly, up to 8)",
         "gpu_memory":
-            "SIZE: Say which of the estimates fit into a GPU of so much: 80GB",
+            "SIZE: Mark the estimates that fit into a GPU with this much memory: 80GB",
         "html":
             "REPORT: Write it as a page for a browser, in one file",
         "force":
@@ -680,19 +704,19 @@ OPTIONS = {
     },
     "html": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says)",
+            "TAG: Tag to read (default: the one in `latest`)",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "gpus":
             "N: Estimate memory for N GPUs (default: as many as saved it)",
         "gpus_per_node":
             "M: GPUs of a node (default: as many as fit evenly, up to 8)",
         "gpu_memory":
-            "SIZE: Say which of the estimates fit into a GPU of so much: 80GB",
+            "SIZE: Mark the estimates that fit into a GPU with this much memory: 80GB",
         "force":
             "Replace REPORT if it exists",
         "values":
@@ -714,13 +738,13 @@ OPTIONS = {
     },
     "tree": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says)",
+            "TAG: Tag to read (default: the one in `latest`)",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "states":
             "The optimizer's states too",
         "match":
@@ -746,13 +770,13 @@ OPTIONS = {
     },
     "list_tensors": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says)",
+            "TAG: Tag to read (default: the one in `latest`)",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "states":
             "The optimizer's states too",
         "match":
@@ -774,13 +798,13 @@ OPTIONS = {
     },
     "where": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says)",
+            "TAG: Tag to read (default: the one in `latest`)",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "state":
             "KEY: Not the tensor itself but this state of the optimizer",
         "s3_endpoint":
@@ -798,13 +822,13 @@ OPTIONS = {
     },
     "print": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says)",
+            "TAG: Tag to read (default: the one in `latest`)",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "state":
             "KEY: Not the tensor itself but this state of the optimizer",
         "s3_endpoint":
@@ -824,7 +848,7 @@ OPTIONS = {
         "record":
             "RECORD: The pickle in this record of a zip (default: data.pkl)",
         "offset":
-            "N: The pickle that starts at this byte of the file or record; of a .distcp the value that does (default: the first)",
+            "N: The pickle that starts at this byte of the file or record; in a .distcp file, the value that starts there (default: the first)",
         "key":
             "PATH: Only the value there: keys and indices with dots between them",
         "depth":
@@ -846,13 +870,13 @@ OPTIONS = {
     },
     "stats": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says)",
+            "TAG: Tag to read (default: the one in `latest`)",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "states":
             "The optimizer's states too",
         "match":
@@ -860,9 +884,9 @@ OPTIONS = {
         "sort":
             "KEY: By order (of the checkpoint) or a column; the largest first (default: order)",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -878,25 +902,25 @@ OPTIONS = {
     },
     "verify": {
         "tag":
-            "TAG: Tag to read (default: what `latest` says); all: each of them",
+            "TAG: Tag to read (default: the one in `latest`); all: every tag",
         "model":
-            "NAME: Where several models were saved, such as an actor and its critic: which",
+            "NAME: Model to read, if several were saved, such as an actor and its critic",
         "root":
-            "DIR: Another folder with files of the same tag: what another node kept on its own disk; once for each",
+            "DIR: Another folder with files of the same tag, such as another node's own disk; may be repeated",
         "tp_rule":
-            "RULE: How tensor-parallel slices go together where the checkpoint does not say it: REGEX=cat:0, cat:1, replicated, average or sum",
+            "RULE: How to merge tensor-parallel slices if the checkpoint has no rule: REGEX=cat:0, cat:1, replicated, average or sum",
         "finite":
             "No weight or state may be NaN or Inf",
         "manifest":
             "FILE: Compare all records and files with this manifest",
         "write_manifest":
-            "FILE: Write SHA-256 of all records and files, if nothing is wrong",
+            "FILE: Write SHA-256 of all records and files, unless a check fails",
         "force":
             "Replace the manifest that is there",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -912,7 +936,7 @@ OPTIONS = {
     },
     "diff": {
         "tag_a":
-            "TEXT: Tag to read of A (default: what `latest` says)",
+            "TEXT: Tag to read of A (default: the one in `latest`)",
         "tag_b":
             "TEXT: Tag to read of B",
         "states":
@@ -920,7 +944,7 @@ OPTIONS = {
         "match":
             "REGEX: Only tensors whose name matches",
         "strip_prefix":
-            "PREFIX: Take this from the front of names that have it",
+            "PREFIX: Remove this from the front of names that have it",
         "as_":
             "DTYPE: Round floating types to this one first; default: another type is a difference",
         "atol":
@@ -930,15 +954,15 @@ OPTIONS = {
         "all":
             "List every tensor in the model's order, also those that are equal",
         "top":
-            "N: List so many, those that changed most",
+            "N: List only the N tensors that changed most",
         "html":
             "REPORT: Write it as a page for a browser, too, in one file",
         "force":
             "Replace REPORT if it exists",
         "threads":
-            "N: Threads to use (default: one a core, and as many more as keep a disk busy)",
+            "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
-            "CLASS: Priority at the disk: none (as started), or idle (when nobody else asks) (default: none)",
+            "CLASS: Priority at the disk: none (unchanged), or idle (after all other processes) (default: none)",
         "s3_endpoint":
             "URL: Where the store is (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's endpoint_url, or else AWS)",
         "s3_region":
@@ -954,9 +978,9 @@ OPTIONS = {
     },
     "scan": {
         "allow":
-            "REGEX: Unknown names (MODULE.NAME, in full) that are harmless. What is known to be dangerous stays so",
+            "REGEX: Unknown names (full MODULE.NAME) to count as harmless. Dangerous names stay dangerous",
         "dangerous_only":
-            "Do not fail on what is unknown or cannot be read",
+            "Do not fail on unknown names and unreadable content",
         "strict":
             "Accepted; it is the default",
         "s3_endpoint":

@@ -1,6 +1,6 @@
-"""What reads a checkpoint's elements: the compiled module where it is installed, else the program.
+"""Readers of a checkpoint's elements: the compiled module if it is installed, else the program.
 
-Object stores (s3://) and web servers (https://) are read by the program.
+Both read object stores (s3://) and web servers (https://), the module if it was built with libcurl.
 """
 import math
 import os
@@ -8,11 +8,11 @@ import os
 from . import _tool
 
 
-_INTERFACE = 4  # of the compiled module
+_INTERFACE = 8  # of the compiled module
 
 
 def is_native():
-    """Whether the compiled module is installed, and fits this package."""
+    """Returns whether the compiled module is installed and fits this package."""
     try:
         import dsckpt_native
     except ImportError:
@@ -20,26 +20,36 @@ def is_native():
     return getattr(dsckpt_native, "INTERFACE", 0) == _INTERFACE
 
 
-def open_reader(path, *, states=False, group_names=(), **options):
-    """A reader of what lies at `path`.
+def is_native_for(path, roots=()):
+    """True if it is installed, and reads `path` and `roots`."""
+    if not is_native():
+        return False
+    import dsckpt_native
+    return dsckpt_native.READS_URLS or not any(map(is_far, [path, *roots]))
 
-    options: tag, model, roots, tp_rules; states: the optimizer's states are among its tensors. group_names: the names
-    of the parameters of each group, for optimizers that number them; the program does not take them.
 
-    Of a reader, `tensors()` lists (name, state, kind, dtype, shape, alias_of), a state following its parameter, and
-    `facts()` is Checkpoint.metadata, {} of weights; the other methods take the number of one there. Both readers have
-    the same methods; any thread may call them.
+def open_reader(path, *, states=False, group_names=(), engine_tp=0, **options):
+    """A reader for `path`.
+
+    options: tag, model, roots, tp_rules; states: also lists the optimizer's states. group_names: the parameters of
+    each group, for optimizers that number them; the program does not accept them. engine_tp: the tensor-parallel ranks
+    of the engine that loads it, also only for the module.
+
+    `tensors()` lists (name, state, kind, dtype, shape, alias_of, step or None), each state after its parameter.
+    Checkpoint.metadata consists of `facts()`, {} for weights, and `metadata()`, {} for runs. The other methods take an
+    index in tensors(). Both readers have the same methods, and any thread may call them.
     """
-    if not is_native() or is_far(path) or any(map(is_far, options["roots"])):
+    if not is_native_for(path, options["roots"]):
         return ToolReader(path, states=states, **options)
     import dsckpt_native
     tag, roots = os.fspath(options["tag"] or ""), [os.fsencode(root) for root in options["roots"]]
-    return dsckpt_native.Reader(os.fsencode(path), tag, options["model"] or "", roots, list(options["tp_rules"]),
-                                states, [list(group) for group in group_names])
+    folders = dsckpt_native.FarFolders()  # lives until an error has its text
+    return dsckpt_native.Reader(folders, os.fsencode(path), tag, options["model"] or "", roots, list(options["tp_rules"]),
+                                states, [list(group) for group in group_names], engine_tp)
 
 
 def is_far(path):
-    """Whether it is the URL of an object store or a web server."""
+    """Returns whether it is the URL of an object store or a web server."""
     return "://" in os.fsdecode(path)
 
 
@@ -50,17 +60,21 @@ class ToolReader:
         self._path = path
         self._options = {"tag": tag, "model": model, "root": list(roots), "tp_rule": list(tp_rules)}
         found = _tool.run(["ckpt-inspect", "list"], [path], {"states": states, **self._options}, warns=False)
-        self._tensors, self._notes, self._facts = found["tensors"], found["notes"], found.get("checkpoint", {})
+        self._tensors, self._notes = found["tensors"], found["notes"]
+        self._facts, self._metadata = found.get("checkpoint", {}), found.get("metadata", {})
 
     def tensors(self):
         return [(each["name"], each.get("state", ""), each.get("kind", ""), each["dtype"], tuple(each["shape"]),
-                 each.get("alias_of", "")) for each in self._tensors]
+                 each.get("alias_of", ""), each.get("step")) for each in self._tensors]
 
     def notes(self):
         return self._notes
 
     def facts(self):
         return self._facts
+
+    def metadata(self):
+        return self._metadata
 
     def files(self, index):
         return self._tensors[index]["files"]
@@ -79,7 +93,7 @@ class ToolReader:
         return gathered
 
     def check(self, index, progress):
-        """Nothing: gather() has done it."""
+        """Does nothing: gather() checks records."""
 
     def view(self, index):
         """None: the program maps nothing."""

@@ -1,4 +1,4 @@
-"""What stats() gives: a row for each tensor."""
+"""The result of stats(): a row for each tensor."""
 from typing import Any, Dict, List
 
 from .results import StatisticsList, Total
@@ -7,7 +7,7 @@ from .results import StatisticsList, Total
 class StatisticsTable(List[Dict[str, Any]]):
     """A row for each tensor, a dictionary of its facts and statistics: ``pandas.DataFrame(rows)`` is a table.
 
-    result: all that `ckpt-inspect stats --json` says, a `results.StatisticsList`. Its keys are had of the rows as well:
+    result: the whole output of `ckpt-inspect stats --json`, a `results.StatisticsList`. The rows have its keys too:
         ``rows["totals"]``.
     """
 
@@ -24,17 +24,17 @@ class StatisticsTable(List[Dict[str, Any]]):
 
     @property
     def totals(self) -> List[Total]:
-        """Of all parameters, and of each of the optimizer's states."""
+        """Totals of all parameters, and of each of the optimizer's states."""
         return self.result["totals"]
 
     @property
     def finite(self) -> bool:
-        """Whether all elements are."""
+        """Returns whether all elements are finite."""
         return self.result["finite"]
 
     @property
     def notes(self) -> List[str]:
-        """What else there is to say."""
+        """Notes on the result."""
         return self.result["notes"]
 
     def __reduce__(self) -> Any:
@@ -42,6 +42,6 @@ class StatisticsTable(List[Dict[str, Any]]):
 
 
 def _row(tensor: Any) -> Dict[str, Any]:
-    """The name first, and the same keys in all rows."""
+    """The name comes first, and all rows have the same keys."""
     facts = {key: value for key, value in tensor.items() if key != "stats"}
     return {"name": "", "state": "", "alias_of": "", **facts, **tensor["stats"]}

@@ -1,23 +1,48 @@
-"""Conversions in steps (``--emit-plan``, ``dsckpt work``, ``dsckpt commit``) as tasks of an engine: of anything that
-runs a function somewhere, as concurrent.futures.Executor does. The tasks see one file system; whoever calls need not.
+"""Conversions and reports in steps (``--emit-plan``, ``dsckpt work``, ``dsckpt commit``) as tasks of an engine. An engine is
+anything that runs a function somewhere, like concurrent.futures.Executor. The tasks share a file system, which the
+caller need not have.
 """
 import os
+import secrets
 
 from ._errors import CorruptError, InconsistentError, UnsupportedError, UsageError, warn
 from ._tool import run, shown
 
 GROUP_BYTES = 4 << 30  # of one task, about
-MOST_TRIES = 3  # of one task, where another machine may do better
-AT_FAULT = (CorruptError, InconsistentError, UnsupportedError, UsageError)  # what all machines find the same
+MOST_TRIES = 3  # of one task, since another machine may succeed
+AT_FAULT = (CorruptError, InconsistentError, UnsupportedError, UsageError)  # errors that are the same on all machines
 
 
 def run_in_steps(tool, paths, options, progress, executor, engine, engine_options):
-    """The result of the tool's command, as _tool.run() returns it. Nothing is left of a conversion that fails or is
-    cancelled, unless ``resume=True`` keeps what was done."""
+    """The result of the tool's command, as _tool.run() returns it. A conversion that fails or is cancelled leaves
+    nothing, unless ``resume=True`` keeps its progress."""
     executor = _executor_of(executor, engine, engine_options)
     keeps = bool(options.get("resume"))
     with shown(tool[0], progress) as report:
-        return _Conversion(executor, report, keeps).run(tool, paths, {**options, "resume": None})
+        steps = _Run(executor, report)
+        try:
+            results = steps(tool, paths, {**options, "resume": None, "emit_plan": True})
+        except BaseException:
+            if not keeps:
+                steps.abandon()
+            raise
+    warn(dict.fromkeys(results[-1]["notes"]))
+    return results[-1]
+
+
+def report_in_steps(tool, paths, options, progress, executor, engine, engine_options):
+    """The results of a command that only reads, one for each path. Meanwhile the plan and the answers are in a new
+    folder in the current one."""
+    executor = _executor_of(executor, engine, engine_options)
+    folder = os.path.join(os.getcwd(), f".dsckpt-steps-{secrets.token_hex(8)}")
+    with shown(tool[0], progress) as report:
+        steps = _Run(executor, report)
+        try:
+            results = steps(tool, paths, {**options, "emit_plan": folder})
+        finally:
+            steps.abandon()
+    warn(dict.fromkeys(note for result in results for note in result["notes"]))
+    return results
 
 
 def _executor_of(executor, engine, engine_options):
@@ -36,7 +61,7 @@ def _executor_of(executor, engine, engine_options):
 
 
 class _Ray:
-    """Ray's tasks as an executor. Their retries are for machines that are lost, and are Ray's own."""
+    """Ray's tasks as an executor. Ray itself repeats tasks of lost machines."""
 
     def __init__(self, options):
         try:
@@ -52,33 +77,41 @@ class _Ray:
 
 
 def _step(folder, tool, paths, options):
-    """A task: one command of a tool, called in `folder`."""
-    return run(tool, paths, options, False, warns=False, folder=folder)
+    """A task: one command of a tool, called in `folder`. Returns the list of its results."""
+    return run(tool, paths, options, False, several=True, warns=False, folder=folder)
 
 
-class _Conversion:
+class _Run:
+    """The steps of one command."""
 
-    def __init__(self, executor, report, keeps):
+    def __init__(self, executor, report):
         self._executor = executor
         self._report = report
-        self._keeps = keeps
         self._folder = os.getcwd()
-        self._tasks = set()  # under way
+        self._planned = None  # the folder of the plan
+        self._tasks = set()  # running tasks
 
-    def run(self, tool, paths, options):
-        planned = None
+    def __call__(self, tool, paths, options):
+        """Returns the command's results. An exception cancels the tasks that have not begun."""
         try:
-            planned = self._call(tool, paths, {**options, "emit_plan": True})["steps"]
+            planned = self._call(tool, paths, options)[-1]["steps"]
+            self._planned = planned["folder"]
             self._work(planned, {"threads": options.get("threads"), "io_class": options.get("io_class")})
-            done = self._call(["ckpt-plan", "commit"], [planned["folder"]], {"threads": options.get("threads")})
+            return self._call(["ckpt-plan", "commit"], [self._planned], {"threads": options.get("threads")})
         except BaseException:
             for task in self._tasks:
                 task.cancel()
-            if planned is not None and not self._keeps:
-                self._abandon(planned["folder"])
             raise
-        warn(dict.fromkeys(done["notes"]))
-        return done
+
+    def abandon(self):
+        """Removes the plan, as a task, or in this process if the engine is gone."""
+        if self._planned is None:
+            return
+        try:
+            self._executor.submit(_step, self._folder, ["ckpt-plan", "abandon"], [self._planned], {}).result()
+        except Exception:
+            if os.path.isdir(self._planned):
+                run(["ckpt-plan", "abandon"], [self._planned], {}, False, warns=False)
 
     def _submit(self, tool, paths, options):
         task = self._executor.submit(_step, self._folder, tool, [os.fspath(path) for path in paths], options)
@@ -99,7 +132,7 @@ class _Conversion:
                 self._tasks.discard(task)
 
     def _work(self, planned, options):
-        """All portions, in groups that follow each other; one that was lost is begun again."""
+        """Runs all portions, in consecutive groups. A lost group starts again."""
         from concurrent.futures import FIRST_COMPLETED, wait
         workers = getattr(self._executor, "_max_workers", None) or 4
         count = min(planned["portions"], max(-(-planned["bytes"] // GROUP_BYTES), 2 * workers))
@@ -118,7 +151,7 @@ class _Conversion:
                 share, tries = shares.pop(task)
                 self._tasks.discard(task)
                 try:
-                    done += task.result()["bytes_done"]
+                    done += task.result()[-1]["bytes_done"]
                 except AT_FAULT:
                     raise
                 except Exception:
@@ -127,11 +160,3 @@ class _Conversion:
                     shares.update(begin(share, tries + 1))
             if self._report:
                 self._report(min(done, planned["bytes"]), planned["bytes"])
-
-    def _abandon(self, folder):
-        """By a task; or here, where the engine is gone."""
-        try:
-            self._executor.submit(_step, self._folder, ["ckpt-plan", "abandon"], [folder], {}).result()
-        except Exception:
-            if os.path.isdir(folder):
-                run(["ckpt-plan", "abandon"], [folder], {}, False, warns=False)

@@ -1,4 +1,4 @@
-"""Runs the program that the wheel brings."""
+"""Runs the program in the wheel."""
 import contextlib
 import json
 import mmap
@@ -15,7 +15,7 @@ _program = None
 
 
 def program():
-    """Where the program `dsckpt` is: what was installed with this package, else the one in PATH."""
+    """The path of the program `dsckpt`: the one installed with this package, else the one in PATH."""
     global _program
     if _program is None:
         places = dict.fromkeys(os.path.realpath(place) for place in _places())
@@ -24,27 +24,27 @@ def program():
 
 
 def _places():
-    """Where the program may be that was installed with this package; each only if something is there."""
+    """Possible paths of the program that was installed with this package, if they exist."""
     from importlib.metadata import Distribution
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    # What lies beside this package is its own, whatever else Python finds. An editable one has its record elsewhere.
+    # A record beside this package belongs to it. An editable install has its record elsewhere.
     for record in (*Distribution.discover(name="dsckpt", path=[home]), *Distribution.discover(name="dsckpt")):
         for path in record.files or ():
             if path.name == "dsckpt" and path.parent.name == "bin":
                 yield from _existing(path.locate())
-        yield from _existing(record.locate_file("bin/dsckpt"))  # pip install --target moves it, and not its record
-    # Where images leave out all records.
+        yield from _existing(record.locate_file("bin/dsckpt"))  # pip install --target does not move the record
+    # Some images leave out all records.
     yield from _existing(os.path.join(home, "bin", "dsckpt"))
     yield from _existing(os.path.join(sys.prefix, "bin", "dsckpt"))
 
 
 def _existing(place):
-    place = str(place)  # of an archive it is no path
+    place = str(place)  # inside an archive it is not a path
     return [place] if os.path.isfile(place) else []
 
 
 def _unpacked():
-    """The program of an archive that this package is run out of (zipapp), in a folder that goes with the process."""
+    """The program of an archive that this package runs from (zipapp), in a folder that is removed with the process."""
     import zipimport
     loader = __spec__.loader
     if not isinstance(loader, zipimport.zipimporter):
@@ -83,7 +83,7 @@ def arguments_of(options):
     """
     found = []
     for name, value in options.items():
-        flag = "--" + name.rstrip("_").replace("_", "-")  # Python's own words have a line behind them
+        flag = "--" + name.rstrip("_").replace("_", "-")  # for keywords of Python, which end in an underscore
         if value is None or value is False:
             continue
         if value is True:
@@ -94,7 +94,7 @@ def arguments_of(options):
 
 
 def several(value):
-    """The values in a list, a set or the like; of one alone, a list of it."""
+    """The values in a list, a set or the like; a list of a single value."""
     is_one = isinstance(value, (str, bytes, os.PathLike)) or not isinstance(value, Iterable)
     return [value] if is_one else list(value)
 
@@ -106,7 +106,7 @@ def _text(value):
 
 
 def dtype_name(value):
-    """"bfloat16" of torch.bfloat16, numpy.float32 or numpy.dtype("float32"); "" of what is no type of elements.
+    """"bfloat16" for torch.bfloat16, numpy.float32 or numpy.dtype("float32"); "" for other objects.
 
     >>> dtype_name("bf16"), dtype_name(2.0)
     ('', '')
@@ -120,15 +120,15 @@ def dtype_name(value):
 
 
 def run(tool, paths, options, progress=False, *, several=False, warns=True, folder=None):
-    """Runs a command of a tool, and returns the `data` of what it prints with --json; its `notes` are warnings, too.
+    """Runs a command of a tool. Returns the `data` of its --json output, whose `notes` are warnings too.
 
     tool: its name, and that of a command of it: ["ckpt-inspect", "list"].
-    several: it prints a result for each of several paths or tags, which are returned as a list.
-    warns: False: nobody is told of the notes but by the result.
-    folder: where the tool is called; None: here.
-    progress: called as progress(bytes_done, bytes_total), in this thread, about six times a second; what it
-    raises stops the tool, and leaves this function. True: a bar of tqdm. None: a bar if there is tqdm and stderr is
-    a terminal or this is a notebook. False: nothing, and of tools that have no --progress.
+    several: the tool prints a result for each of several paths or tags, which are returned as a list.
+    warns: False: the notes are only in the result.
+    folder: the folder to run the tool in; None: the current one.
+    progress: called as progress(bytes_done, bytes_total), in this thread, about six times a second. An exception in it
+    stops the tool, and this function raises it. True: a bar of tqdm. None: a bar if tqdm is installed and stderr is a
+    terminal or this is a notebook. False: nothing, and for tools without --progress.
 
     Exit statuses 0 and 1 (a check answered no) are results. Raises Error, and KeyboardInterrupt if the tool was
     interrupted.
@@ -146,7 +146,7 @@ def run(tool, paths, options, progress=False, *, several=False, warns=True, fold
 
 
 def run_for_bytes(tool, paths, names, options, size):
-    """The `size` bytes, one at least, that a command prints, in memory that may be written to. Raises as run() does."""
+    """The `size` bytes, at least one, that a command prints, in writable memory. Raises like run()."""
     command = [*_command(tool, paths, options), "--", *names]
     with _memory_file() as printed:
         status, said = _carry_out(command, None, printed)
@@ -154,7 +154,7 @@ def run_for_bytes(tool, paths, names, options, size):
         if status == 0 and length == size:
             return mmap.mmap(printed.fileno(), size, flags=mmap.MAP_PRIVATE)
         printed.seek(max(0, length - 65536))
-        _, mark, rest = printed.read().rpartition(b'{"schema":')  # an error, behind what was printed until then
+        _, mark, rest = printed.read().rpartition(b'{"schema":')  # an error, after the bytes
         _results(tool[0], status or 70, mark + rest, said)
 
 
@@ -166,7 +166,7 @@ def _command(tool, paths, options):
 
 
 def _memory_file():
-    """A file without a name: in memory where the system has such files."""
+    """A file without a name, in memory if the system has such files."""
     try:
         return open(os.memfd_create("dsckpt"), "r+b")
     except (AttributeError, OSError):
@@ -175,8 +175,8 @@ def _memory_file():
 
 @contextlib.contextmanager
 def shown(title, progress):
-    """Gives the function `progress`; or if it is True, or None and somebody sees it, a bar of tqdm as long as the
-    block runs; or else None."""
+    """Gives the function `progress`. If it is True, or None and somebody sees it, gives a bar of tqdm for the time of
+    the block. Otherwise gives None."""
     if callable(progress):
         yield progress
     elif progress is None or isinstance(progress, bool):
@@ -191,12 +191,12 @@ def shown(title, progress):
 
 
 def _carry_out(command, progress, printed, folder=None):
-    """Runs `command`, stdout into the file `printed`: (exit status, the last of stderr without the progress)."""
+    """Runs `command` with stdout into the file `printed`: (exit status, the end of stderr without the progress)."""
     said = []
-    # A process that is one of several, of a training, is alone all the same.
+    # Even in a process of a training on several ranks, the tool must run alone.
     environment = {**os.environ, "DSCKPT_GROUP": "none"}
-    # In a session of its own, so that a terminal's Ctrl-C reaches it once, from here: a second one would
-    # end it before it has tidied up.
+    # In its own session the tool gets a terminal's Ctrl-C once, from here. A second one would end it before it has
+    # cleaned up.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE,
                                start_new_session=True, env=environment, cwd=folder)
     try:
@@ -218,20 +218,20 @@ def _carry_out(command, progress, printed, folder=None):
 
 
 def _results(tool, status, printed, said):
-    """The `data` of each line that was printed. An error among them is raised."""
+    """The `data` of each printed line. Raises an error among them."""
     answers = []
     for line in printed.decode(errors="replace").splitlines():
-        with contextlib.suppress(ValueError):  # such as the texts of help=True
+        with contextlib.suppress(ValueError):  # for example the text of help=True
             answers.append(json.loads(line))
     answers = [answer for answer in answers if isinstance(answer, dict)]
     if status in (130, -signal.SIGINT):
         raise KeyboardInterrupt
-    if not answers and status == 0:  # such as help=True
+    if not answers and status == 0:  # for example with help=True
         raise UsageError(f"{tool} was asked for a text, not for a result",
                          hint=f"`{tool} --help` and the like are for a shell")
     error = next((answer for answer in answers if answer["type"] == "error"), None)
     if not answers or (status not in (0, 1) and error is None):
-        raise Error(f"dsckpt ended with status {status}: {said.strip() or 'it said nothing'}")
+        raise Error(f"dsckpt ended with status {status}: {said.strip() or 'without a message'}")
     results = [{"notes": [], **answer["data"]} for answer in answers if answer["type"] != "error"]
     if error is not None:
         raised = _error(error["data"])
@@ -249,7 +249,7 @@ def _error(data):
 
 
 def _place(data):
-    """As the tools print it: "file: member: tensor: at 123: "."""
+    """The place like the tools print it: "file: member: tensor: at 123: "."""
     names = [data[key] for key in ("file", "member", "tensor") if data.get(key)]
     if data.get("offset") is not None:
         names.append(f"at {data['offset']}")
@@ -257,7 +257,7 @@ def _place(data):
 
 
 def _bar(title, wanted):
-    """A bar of tqdm as a `progress`, if it is `wanted`; None: if there is one, and somebody would see it."""
+    """A bar of tqdm as a `progress`, if it is `wanted`. None: if tqdm is installed and somebody would see it."""
     is_seen = wanted or _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
     if wanted is False or not is_seen:
         return None
@@ -271,7 +271,7 @@ def _bar(title, wanted):
 
 
 def _in_notebook():
-    """Whether this process is the kernel of a notebook."""
+    """Returns whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 

@@ -3,9 +3,9 @@ load_checkpoint(), which is DeepSpeedEngine's.
 
     >>> from dsckpt.deepspeed import get_fp32_state_dict_from_zero_checkpoint
 
-They read what DeepSpeed's read, and more: every ZeRO stage, pipeline, tensor and expert parallelism, Universal
-Checkpoints. The folder of a tag is taken for the checkpoint too. Errors are dsckpt's (`dsckpt.Error`); where
-DeepSpeed's raise ValueError or FileNotFoundError for a path, so do these.
+They read the same checkpoints as DeepSpeed's, and more: every ZeRO stage, pipeline, tensor and expert parallelism,
+Universal Checkpoints. They accept the folder of a tag as the checkpoint too. Errors are dsckpt's (`dsckpt.Error`). If
+DeepSpeed's functions raise ValueError or FileNotFoundError for a path, so do these.
 
 Importing this module imports torch.
 """
@@ -19,7 +19,7 @@ import torch
 
 from . import _checkpoint, _commands
 from ._errors import InconsistentError, UsageError
-from ._reader import is_far, is_native
+from ._reader import is_native_for
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict", "convert_zero_checkpoint_to_state_dict",
@@ -36,18 +36,16 @@ def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir,
                                              lazy_mode=False):
     """The fp32 weights of a ZeRO checkpoint: a dictionary of names to tensors on the CPU, in DeepSpeed's order.
 
-    All floating tensors are float32, others keep their type. Tied parameters share their memory. The tensors may be
-    written to.
+    All floating tensors are float32; others keep their type. Tied parameters share their memory. The tensors are
+    writable.
 
-    With dsckpt-native the tensors are gathered into memory of their own. Without, and for checkpoints at s3:// and
-    https://, they are a private mapping of a file that has no name any more, in Python's folder for temporary files
-    (TMPDIR), which needs 4 bytes a parameter of space.
+    With dsckpt-native the tensors have memory of their own. Without it they are a private mapping of an unnamed file.
+    The file is in Python's folder for temporary files (TMPDIR), which needs 4 bytes for each parameter.
 
-    lazy_mode: the values are read by `.contiguous()`, as DeepSpeed's are; checksums are compared meanwhile
-    (`dsckpt.open`, ``check="later"``). Where there is that file, all is written to it at once, and the values are
-    tensors.
+    lazy_mode: `.contiguous()` reads the values, like DeepSpeed's; checksums are compared meanwhile (`dsckpt.open`,
+    ``check="later"``). If the unnamed file is used, everything is written to it at once, and the values are tensors.
     """
-    if is_native() and not is_far(checkpoint_dir):
+    if is_native_for(checkpoint_dir):
         return _gathered(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode)
     folder = tempfile.mkdtemp(prefix="dsckpt-")
     try:
@@ -66,9 +64,10 @@ def convert_zero_checkpoint_to_state_dict(checkpoint_dir,
                                           safe_serialization=False,
                                           tag=None,
                                           exclude_frozen_parameters=False):
-    """Writes the weights to the folder `output_dir`, in files of at most `max_shard_size` bytes (None: in one).
+    """Writes the weights to the folder `output_dir`, in files of at most `max_shard_size` bytes (None: one file).
 
-    dtype: torch.float32, torch.float16, torch.bfloat16, or their names, of floating tensors; others keep theirs.
+    dtype: the type of floating tensors: torch.float32, torch.float16, torch.bfloat16, or their names. Others keep
+    theirs.
     safe_serialization: safetensors instead of torch.save's form. Files of the same names are replaced.
     """
     _convert(checkpoint_dir, output_dir, tag, dtype=_DTYPES.get(dtype, dtype), force=True,
@@ -107,29 +106,30 @@ def load_checkpoint(engine,
                     *,
                     roots=(),
                     model=None,
+                    tp_rules=(),
                     check=False):
     """Loads a checkpoint into a running DeepSpeed engine: also one of another number of ranks, or another stage.
 
-    No file is written, and each rank reads the elements of its own partitions alone. All ranks call it. Arguments and
-    results are those of DeepSpeedEngine.load_checkpoint: the path, and the client state. After it the engine is what
-    it were if `reshard` had written the files for it and DeepSpeed had loaded them.
+    No file is written, and each rank reads only the elements of its own partitions. All ranks must call it. Arguments
+    and results are those of DeepSpeedEngine.load_checkpoint: the path, and the client state. Afterwards the engine is
+    in the same state as if `reshard` had written files for it and DeepSpeed had loaded them.
 
-    path: what dsckpt.open() opens, with its optimizer states: DeepSpeed's own checkpoints of every stage, universal
-        ones, those of torch.distributed.checkpoint, and of files of ranks.
-    load_module_strict: False lets frozen parameters and buffers be in the checkpoint alone, or in the model alone.
-    roots, model: as of dsckpt.open().
-    check: compare the checksums of all that is read, of which whole records are read then. Without, those of records
-        that are read whole anyway.
+    path: a path for dsckpt.open() with optimizer states: DeepSpeed's own checkpoints of every stage, universal
+        ones, those of torch.distributed.checkpoint, and files of ranks.
+    load_module_strict: False lets only one side, the checkpoint or the model, have some frozen parameters and buffers.
+    roots, model, tp_rules: like dsckpt.open()'s.
+    check: compares the checksums of everything that is read, which reads whole records. Without it, only records
+        that are read whole anyway are compared.
 
-    Parameters and their groups are matched by names. If anything is wrong all ranks raise the same `dsckpt.Error`, and
-    the engine is as it was; but for what only reading shows, a damaged file: then it says that the engine is half
-    filled, and another checkpoint may be loaded. An engine that is not known, of another release of DeepSpeed, of a
-    pipeline or with experts, is loaded by DeepSpeed itself, with a DsckptWarning.
+    Parameters and their groups are matched by names. In case of an error all ranks raise the same `dsckpt.Error`, and
+    the engine is unchanged. An exception is an error that only reading reveals, such as a damaged file. Then its
+    message says that the engine is half filled, and another checkpoint may be loaded. An unknown engine is loaded by
+    DeepSpeed itself, such as one with experts at stage 0. A DsckptWarning says why.
     """
     from . import _live
     return _live.load_checkpoint(engine, path, tag, load_module_strict, load_optimizer_states,
                                  load_lr_scheduler_states, load_module_only, custom_load_fn, roots=roots, model=model,
-                                 check=check)
+                                 tp_rules=tp_rules, check=check)
 
 
 def patch_deepspeed(load=False):
@@ -138,9 +138,10 @@ def patch_deepspeed(load=False):
     Code that calls DeepSpeed's, such as Lightning's `convert_zero_checkpoint_to_fp32_state_dict`, then calls these.
     Imports DeepSpeed. Calling it again changes nothing. Returns a function that puts DeepSpeed's back.
 
-    load: `DeepSpeedEngine.load_checkpoint` is load_checkpoint(), too, so that the Trainer, Accelerate, Lightning and
-        TRL resume at another number of ranks, and at another stage. Where there is no checkpoint at all, DeepSpeed's
-        own answers.
+    load: replaces `DeepSpeedEngine.load_checkpoint` by load_checkpoint() too, so that the Trainer, Accelerate,
+    Lightning
+        and TRL resume at another number of ranks, and at another stage. If there is no checkpoint at all, DeepSpeed's
+        own function answers.
     """
     from deepspeed.utils import zero_to_fp32
     ours = {name: globals()[name] for name in __all__ if name != "patch_deepspeed" and hasattr(zero_to_fp32, name)}
@@ -171,19 +172,19 @@ def _gathered(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode):
              if not (exclude_frozen_parameters and tensor.kind == "frozen")]
     if lazy_mode:
         return {name: _LazyTensor(checkpoint[name]) for name in names}
-    # Tied tensors stay one.
+    # Tied tensors stay tied.
     wide = {}
     state = checkpoint.state_dict(names)
     return {name: wide.setdefault(id(value), _wide(value)) for name, value in state.items()}
 
 
 def _wide(tensor):
-    """DeepSpeed gives buffers as float32, whatever they are stored as."""
+    """Like DeepSpeed, gives buffers as float32, whatever their stored type."""
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
 class _LazyTensor:
-    """What DeepSpeed's GatheredTensor is: `shape` and `contiguous()`."""
+    """Like DeepSpeed's GatheredTensor: has `shape` and `contiguous()`."""
 
     def __init__(self, tensor):
         self._tensor = tensor
@@ -195,21 +196,21 @@ class _LazyTensor:
 
 def _convert(checkpoint_dir, output_dir, tag, **options):
     with _errors_as_deepspeeds(checkpoint_dir, tag):
-        # DeepSpeed's has the model's own names, an adapter's too, which the tool alone would refuse.
+        # DeepSpeed keeps the model's own names, even an adapter's. The tool alone would refuse those.
         _commands.convert(checkpoint_dir, output_dir, tag=tag, include=["."], names="module", **options)
 
 
 @contextlib.contextmanager
 def _errors_as_deepspeeds(checkpoint_dir, tag):
-    """DeepSpeed's exceptions for paths that are not there: on a disk, in an object store, or of a web server.
+    """DeepSpeed's exceptions for paths that do not exist: on a disk, in an object store, or on a web server.
 
-    What is there, only the tool knows: these are its words.
+    Only the tool knows which paths exist, so its messages decide.
     """
     try:
         yield
     except (InconsistentError, UsageError) as error:
         said = str(error).partition("\n")[0]
-        if tag is None and "which is not there" in said:  # of the file latest
+        if tag is None and "which is not there" in said:  # in the file latest
             raise FileNotFoundError(str(error)) from error
         if not any(words in said for words in ("there is no such", "holds no DeepSpeed shards")):
             raise

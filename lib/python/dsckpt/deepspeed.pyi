@@ -1,5 +1,5 @@
 from os import PathLike
-from typing import Any, Callable, Iterable, Literal, TypeVar, overload
+from typing import Any, Callable, Iterable, Literal, Sequence, TypeVar, overload
 
 import torch
 
@@ -34,5 +34,5 @@ def load_checkpoint(engine: Any, path: _Path, tag: _Path | None = None, load_mod
                     load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True,
                     load_module_only: bool = False, custom_load_fn: Callable[..., Any] | None = None, *,
                     roots: Iterable[_Path] = (), model: str | None = None,
-                    check: bool = False) -> tuple[str | None, dict[str, Any] | None]: ...
+                    tp_rules: Sequence[str] = (), check: bool = False) -> tuple[str | None, dict[str, Any] | None]: ...
 def patch_deepspeed(load: bool = False) -> Callable[[], None]: ...

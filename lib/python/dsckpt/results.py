@@ -1,7 +1,7 @@
-"""The types of what the functions return: dictionaries, as apps/ckpt_inspect/JSON.md and apps/README.md describe them.
+"""The types of the functions' results: dictionaries, as apps/ckpt_inspect/JSON.md and apps/README.md describe them.
 
-All of them have "notes", what somebody should know, a list of texts. Sizes and offsets are bytes, shapes and counts
-elements. The classes whose names begin with an underscore have what is always there.
+All have "notes", a list of texts for the user. Sizes and offsets are bytes, shapes and counts elements. Classes whose
+names begin with an underscore have the keys that are always there.
 
     def check(found: dsckpt.results.Verification) -> bool:
         return found["ok"]
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Literal, Optional, TypedDict, Union
 
-# Spelled as Python 3.9 takes them, so that typing.get_type_hints() does.
+# Spelled for Python 3.9, so that typing.get_type_hints() works there.
 Number = Union[int, float]
 
 
@@ -44,13 +44,13 @@ class _CheckpointFacts(TypedDict):
 
 
 class CheckpointFacts(_CheckpointFacts, total=False):
-    """What is known of a run."""
+    """Facts about a run."""
 
     averaged: List[Averaged]
 
 
 class TensorInFile(TypedDict, total=False):
-    """A tensor of a file that was written."""
+    """A tensor in a written file."""
 
     name: str
     dtype: str
@@ -60,8 +60,8 @@ class TensorInFile(TypedDict, total=False):
 
 
 class Run(TypedDict, total=False):
-    """What any run tells; with ``dry_run=True`` there are only the bytes to read and to write and the last three.
-    `next`: what to do next, a command or a line of Python."""
+    """The common part of every run's result. With ``dry_run=True`` it has only the bytes to read and to write and the
+    last three keys. `next`: the next step, a command or a line of Python."""
 
     output: str
     next: str
@@ -98,8 +98,8 @@ class _Conversion(TypedDict):
 
 
 class Conversion(_Conversion, Run, total=False):
-    """What was written, or with ``dry_run=True`` would be: by convert(), average(), reshard(), to_dcp() and
-    to_universal(), each of which adds something. "all": with ``tag="all"`` the results of each checkpoint."""
+    """The files that convert(), average(), reshard(), to_dcp() and to_universal() write, or with ``dry_run=True``
+    would write. Each function adds keys. "all": with ``tag="all"`` the results of each checkpoint."""
 
     masters: bool
     valueless: List[str]
@@ -112,7 +112,10 @@ class Conversion(_Conversion, Run, total=False):
     metadata_bytes: int
     least_chunk_bytes: int
     dp: int
+    tp: int
+    pp: int
     ep: int
+    stages: List[int]
     zero_stage: int
     zero_stages: List[int]
     optimizer_wrapper: str
@@ -124,7 +127,7 @@ class Conversion(_Conversion, Run, total=False):
 
 
 class PackedFile(TypedDict):
-    """`bytes`: of its content. `packed`: whether it is packed, or is copied."""
+    """`bytes`: of the content. `packed`: false if the file is only copied."""
 
     path: str
     bytes: int
@@ -138,7 +141,7 @@ class _Packing(TypedDict):
 
 
 class Packing(_Packing, Run, total=False):
-    """Of pack() and unpack()."""
+    """The result of pack() and unpack()."""
 
 
 class StrippedFile(TypedDict):
@@ -158,7 +161,7 @@ class _Stripping(TypedDict):
 
 
 class Stripping(_Stripping, Run, total=False):
-    """Of strip()."""
+    """The result of strip()."""
 
     tag: str
 
@@ -169,7 +172,7 @@ class _Kept(TypedDict):
 
 
 class Kept(_Kept, total=False):
-    """What has happened, of keep(). `why`: of a checkpoint that is not kept. Numbers: of the event "looked"."""
+    """An event of keep(). `why`: why a checkpoint is not kept. The numbers belong to the event "looked"."""
 
     name: str
     output: str
@@ -201,13 +204,14 @@ class _TensorFacts(TypedDict):
 
 
 class TensorFacts(_TensorFacts, total=False):
-    """A tensor; of an optimizer's state `state` is its name."""
+    """A tensor. `state` is the name of an optimizer's state."""
 
     state: str
     kind: Literal["trainable", "frozen", "buffer"]
     alias_of: str
     ranks: List[Rank]
     lost_in_part: bool
+    step: float
 
 
 class _Summary(TypedDict):
@@ -223,6 +227,7 @@ class _Summary(TypedDict):
     stored: int
     kinds: List[Dict[str, Any]]
     ranks: List[Dict[str, Any]]
+    grid: List[Dict[str, Any]]
     other_files: List[Dict[str, Any]]
     memory: Dict[str, Any]
     conversions: List[Dict[str, Any]]
@@ -230,7 +235,7 @@ class _Summary(TypedDict):
 
 
 class Summary(_Summary, total=False):
-    """Of inspect() and html()."""
+    """The result of inspect() and html()."""
 
     checkpoint: CheckpointFacts
     candidates: List[Dict[str, Any]]
@@ -244,9 +249,10 @@ class _TensorList(TypedDict):
 
 
 class TensorList(_TensorList, total=False):
-    """Of list_tensors()."""
+    """The result of list_tensors()."""
 
     checkpoint: CheckpointFacts
+    metadata: Dict[str, str]
     damage: Dict[str, Any]
 
 
@@ -259,7 +265,7 @@ class _Module(TypedDict):
 
 
 class Module(_Module, total=False):
-    """A node of tree(): a module, or a tensor. `folded`: how many that are alike it stands for, all counted."""
+    """A node of tree(): a module, or a tensor. `folded`: the number of equal modules in it, which are all counted."""
 
     dtype: str
     shape: List[int]
@@ -269,7 +275,7 @@ class Module(_Module, total=False):
 
 
 class Tree(Module):
-    """Of tree(): the model."""
+    """The result of tree(): the model."""
 
     notes: List[str]
 
@@ -297,7 +303,7 @@ class Extent(_Extent, total=False):
 
 
 class Extents(TensorFacts):
-    """Of where()."""
+    """The result of where()."""
 
     extents: List[Extent]
     notes: List[str]
@@ -312,12 +318,12 @@ class _Values(TypedDict):
 
 
 class Values(_Values, total=False):
-    """Of print(). `values` are row-major; those that are no JSON numbers are texts."""
+    """The result of print(). `values` are row-major; values that are no JSON numbers are texts."""
 
     state: str
 
 
-# A class that a pickle names, and how dangerous it is.
+# A class in a pickle, and how dangerous it is.
 NamedClass = TypedDict("NamedClass", {"global": str, "class": str})
 
 
@@ -329,13 +335,13 @@ class _RawPickle(TypedDict):
 
 
 class RawPickle(_RawPickle, total=False):
-    """Of raw()."""
+    """The result of raw()."""
 
     record: str
 
 
 class Statistics(TypedDict):
-    """All but the counts are of finite elements, None where there are none. A complex element is two."""
+    """Counts are of all elements, the rest of finite ones, None if there are none. A complex element counts as two."""
 
     count: int
     zeros: int
@@ -359,13 +365,13 @@ class _Total(TypedDict):
 
 
 class Total(_Total, total=False):
-    """Of all parameters, or of one of their states."""
+    """Totals of all parameters, or of one of their states."""
 
     state: str
 
 
 class StatisticsList(TypedDict):
-    """Of stats()."""
+    """The result of stats()."""
 
     form: str
     finite: bool
@@ -380,7 +386,7 @@ class _Finding(TypedDict):
 
 
 class Finding(_Finding, total=False):
-    """One thing that is wrong. `offset` counts bytes in the file, or elements of the flat tensor that `member` is."""
+    """One defect. `offset` counts bytes in the file, or elements of the flat tensor `member`."""
 
     file: str
     rank: Dict[str, int]
@@ -398,7 +404,7 @@ class _Check(TypedDict):
 
 
 class Check(_Check, total=False):
-    """Whether something was checked, and why not, or not everywhere."""
+    """A check: whether it was done and, if not or not everywhere, why."""
 
     why: str
 
@@ -417,7 +423,7 @@ class _Verification(TypedDict):
 
 
 class Verification(_Verification, total=False):
-    """Of verify()."""
+    """The result of verify()."""
 
     tag: str
 
@@ -439,7 +445,8 @@ class _Distance(TypedDict):
 
 
 class Distance(_Distance, total=False):
-    """How far values are apart; None: infinite or NaN, or of integers. `relative_change`: |b - a| / |a|. `index`: where most, and `a` and `b` what is there."""
+    """How far values are apart; None: infinite or NaN, or of integers. `relative_change`: |b - a| / |a|. `index`: the
+    position of the largest difference, with the values `a` and `b`."""
 
     index: List[int]
     a: Optional[Number]
@@ -462,7 +469,7 @@ class TensorDifference(_TensorDifference, total=False):
 
 
 class Difference(TypedDict):
-    """Of diff()."""
+    """The result of diff()."""
 
     a: Side
     b: Side
@@ -474,7 +481,7 @@ class Difference(TypedDict):
     notes: List[str]
 
 
-# "class" is a word of Python's.
+# "class" is a keyword of Python.
 _Judged = TypedDict("_Judged", {"class": Literal["harmless", "allowed", "unknown", "dangerous"]})
 _Named = TypedDict("_Named", {"global": str})
 
@@ -498,13 +505,13 @@ class _Unreadable(_Judged):
 
 
 class Unreadable(_Unreadable, total=False):
-    """What is not looked into, and what no writer writes."""
+    """Content that was not examined, and content that no writer writes."""
 
     record: str
 
 
 class Scan(_Judged):
-    """Of scan(). "class" is that of the worst."""
+    """The result of scan(). "class" is that of the worst finding."""
 
     path: str
     files: int

@@ -1,18 +1,22 @@
-// What glibc 2.28 has under another name or version, or not at all: so the module that is linked
-// with a newer one is loaded by each since 2.28, the oldest that torch's own packages take.
+// Functions that glibc 2.28 lacks, or has under another name or version. With them every glibc
+// since 2.28, the oldest that torch's own packages support, can load a module that was linked with
+// a newer one.
 //
-// All of this object and of the archives beside it are linked with what is defined here. Versions
-// are those of x86-64 (glibc's sysdeps/unix/sysv/linux/x86_64/64/*.abilist).
+// This object and the archives beside it are linked with the definitions here. The versions are
+// those of x86-64 (glibc's sysdeps/unix/sysv/linux/x86_64/64/*.abilist).
 #include <dlfcn.h>
 #include <pthread.h>
+#include <spawn.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
 #include <ctime>
 
-// NAME as it was before it was moved into libc.so.6, or was given another version.
+// NAME as it was before it moved into libc.so.6, or got another version.
 #define DSCKPT_OLD(result, name, parameters, arguments)                      \
   __asm__(".symver dsckpt_old_" #name "," #name "@GLIBC_2.2.5");             \
   [[gnu::visibility("default")]] extern result dsckpt_old_##name parameters; \
@@ -23,7 +27,7 @@
 #pragma GCC visibility push(hidden)
 extern "C" {
 
-// Of libpthread.so.0 before 2.34, which every Python has loaded.
+// These were in libpthread.so.0 before 2.34. Every Python has loaded it.
 using Start = void* (*)(void*);
 using Destroy = void (*)(void*);
 DSCKPT_OLD(int, pthread_create,
@@ -49,16 +53,16 @@ DSCKPT_OLD(int, pthread_attr_getstack, (const pthread_attr_t* how, void** begin,
 DSCKPT_OLD(int, pthread_attr_setstacksize, (pthread_attr_t * how, size_t size), (how, size))
 DSCKPT_OLD(int, pthread_getattr_np, (pthread_t thread, pthread_attr_t* how), (thread, how))
 
-// Of libdl.so.2 before 2.34.
+// These were in libdl.so.2 before 2.34.
 DSCKPT_OLD(void*, dlopen, (const char* file, int mode), (file, mode))
 DSCKPT_OLD(void*, dlsym, (void* library, const char* name), (library, name))
 DSCKPT_OLD(int, dlclose, (void* library), (library))
 
-// 2.29 has others, which set no errno.
+// 2.29 has other versions, which do not set errno.
 DSCKPT_OLD(double, exp2, (double x), (x))
 DSCKPT_OLD(double, log2, (double x), (x))
 
-// Before 2.33 these were functions of each program, which called another one.
+// Before 2.33 these were functions of each program, which called other functions.
 constexpr int kStatVersion = 1;
 DSCKPT_OLD(int, __xstat, (int version, const char* path, struct stat* found),
            (version, path, found))
@@ -74,15 +78,38 @@ int lstat(const char* path, struct stat* found) {
 int fstat(int file, struct stat* found) {
   return __fxstat(kStatVersion, file, found);
 }
+int stat64(const char* path, struct stat64* found) {
+  return __xstat(kStatVersion, path, reinterpret_cast<struct stat*>(found));
+}
 int fstat64(int file, struct stat64* found) {
   return __fxstat(kStatVersion, file, reinterpret_cast<struct stat*>(found));
 }
+__asm__(".symver dsckpt_old___fxstatat,__fxstatat@GLIBC_2.4");
+[[gnu::visibility("default")]] extern int dsckpt_old___fxstatat(int version, int folder,
+                                                                const char* path,
+                                                                struct stat* found, int flags);
+int fstatat(int folder, const char* path, struct stat* found, int flags) {
+  return dsckpt_old___fxstatat(kStatVersion, folder, path, found, flags);
+}
 
-// Of 2.32, for the standard library, which counts references faster where it is not 0.
+// New in 2.34, and no more than the kernel's call. It is called after a fork.
+int close_range(unsigned first, unsigned last, int flags) {
+  return static_cast<int>(syscall(SYS_close_range, first, last, flags));
+}
+
+// New in 2.29. Only outputs need it, and the module writes none.
+int posix_spawn_file_actions_addfchdir_np(posix_spawn_file_actions_t* actions, int folder) {
+  using Add = decltype(&posix_spawn_file_actions_addfchdir_np);
+  const auto newer =
+      reinterpret_cast<Add>(dlsym(RTLD_DEFAULT, "posix_spawn_file_actions_addfchdir_np"));
+  return newer != nullptr ? newer(actions, folder) : ENOSYS;
+}
+
+// New in 2.32. The standard library counts references faster if it is not 0.
 char __libc_single_threaded = 0;
 
-// Of 2.30. Before, until the time that it is then by the clock that conditions go by: if that clock
-// is set meanwhile, it wakes early, which any wait may, or late.
+// New in 2.30. An older glibc waits until the same time by the clock of conditions. If that clock
+// is set meanwhile, the wait ends early, which is permitted, or late.
 int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
                            const timespec* until) {
   using Wait = decltype(&pthread_cond_clockwait);
