@@ -1,5 +1,5 @@
-// dsckpt: all tools in one program. Called by a link of a tool's name it is that tool; as itself it
-// takes the name as its first argument.
+// dsckpt: all tools in one program. A link with a tool's name runs that tool; dsckpt itself takes
+// the name as its first argument.
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
@@ -17,11 +17,12 @@
 namespace dsckpt {
 namespace {
 
-// In the order in which --help has them.
+// The order in --help.
 constexpr std::array kTools = {&kZeroToFp32,  &kToUniversal, &kReshard, &kToDcp,
                                &kCkptInspect, &kCkptPack,    &kCkptPlan};
 
-// By its name, also with underscores, or without "ckpt-" in front; nullptr if it is none.
+// Finds a tool by its name, also with underscores or without "ckpt-". Returns nullptr if there is
+// none.
 const cli::Tool* find_tool(std::string_view called) {
   std::string name(called);
   std::replace(name.begin(), name.end(), '_', '-');
@@ -31,11 +32,11 @@ const cli::Tool* find_tool(std::string_view called) {
   return found == kTools.end() ? nullptr : *found;
 }
 
-// Another name that the program's first argument may be.
+// A short name for the first argument.
 struct Short {
   const char* name;
   const cli::Tool* tool;
-  bool is_command;  // of the tool; or else the tool itself
+  bool is_command;  // else of the tool itself
 };
 constexpr std::array kShorts = {
     Short{"convert", &kZeroToFp32, false}, Short{"verify", &kCkptInspect, true},
@@ -49,8 +50,8 @@ constexpr std::array kShorts = {
     Short{"steps", &kCkptPlan, true},      Short{"abandon", &kCkptPlan, true},
 };
 
-// The words that `called` stands for: a tool's name, and perhaps that of a command of it; none if
-// it is neither.
+// Returns the words that `called` stands for: a tool's name, perhaps with a command of it. Returns
+// none if it is neither.
 std::vector<std::string> words_of(std::string_view called) {
   if (const cli::Tool* tool = find_tool(called)) return {tool->name};
   const auto found = std::find_if(kShorts.begin(), kShorts.end(),
@@ -65,7 +66,7 @@ int start(const cli::Tool& tool, int argc, char** argv) {
   return tool.run(app, argc, argv);
 }
 
-// With other arguments than the program was given.
+// Starts a tool with other arguments than those of the program.
 int start(const cli::Tool& tool, std::vector<std::string> arguments) {
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
@@ -73,8 +74,8 @@ int start(const cli::Tool& tool, std::vector<std::string> arguments) {
   return start(tool, static_cast<int>(arguments.size()), pointers.data());
 }
 
-// The number of the argument that names a tool or a command, behind options that all tools have;
-// how many there are if none does.
+// Returns the index of the argument that names a tool or a command, after common options. Returns
+// the number of arguments if none does.
 size_t find_name(const CLI::App& suite, const std::vector<std::string>& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!words_of(arguments[i]).empty()) return i;
@@ -86,9 +87,9 @@ size_t find_name(const CLI::App& suite, const std::vector<std::string>& argument
   return arguments.size();
 }
 
-// What is about no single tool: help, version, completions, and names that are none.
+// Handles help, version, completions and unknown names, which do not belong to a single tool.
 int run_suite(int argc, char** argv) {
-  CLI::App app("What people do with DeepSpeed checkpoints, a tool each.", "dsckpt");
+  CLI::App app("Tools for DeepSpeed checkpoints.", "dsckpt");
   cli::Common common;
   cli::add_common(app, common, false);
   for (const cli::Tool* tool : kTools) {
@@ -96,7 +97,7 @@ int run_suite(int argc, char** argv) {
   }
   std::vector<cli::ShortName> short_names;
   for (const Short& each : kShorts) {
-    // Hidden, so that a slip gets a suggestion.
+    // They are hidden, but a misspelling gets a suggestion.
     app.add_subcommand(each.name)->prefix_command()->group("");
     short_names.push_back({each.name, words_of(each.name)});
   }
@@ -105,7 +106,7 @@ int run_suite(int argc, char** argv) {
   cli::set_examples(
       app, {.commands = {"dsckpt zero-to-fp32 . weights/ --safe-serialization",
                          "dsckpt inspect checkpoint-500", "dsckpt help reshard"},
-            .remarks = {"A link of a tool's name to this program is that tool.",
+            .remarks = {"A link to this program with a tool's name runs that tool.",
                         "dsckpt verify is ckpt-inspect verify; dsckpt convert is zero-to-fp32."}});
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
   if (const size_t at = find_name(app, arguments); at < arguments.size()) {

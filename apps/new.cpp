@@ -1,5 +1,5 @@
-// operator new with mimalloc, which can throw: mimalloc's own, compiled as C, ends the process
-// where there is no more memory.
+// operator new by mimalloc that can throw. mimalloc's own, compiled as C, ends the process if
+// memory runs out.
 #include <mimalloc.h>
 
 #include <new>

@@ -1,4 +1,4 @@
-// ckpt-inspect: what is in a checkpoint, whether it is whole, and how two differ.
+// ckpt-inspect: the content of a checkpoint, its defects, and the differences between two.
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
@@ -14,7 +14,7 @@
 namespace dsckpt {
 namespace {
 
-// In the order in which --help has them.
+// The order in --help.
 constexpr std::array kCommands = {
     &inspect::add_browse, &inspect::add_tree, &inspect::add_list,  &inspect::add_where,
     &inspect::add_print,  &inspect::add_raw,  &inspect::add_stats, &inspect::add_verify,
@@ -24,7 +24,7 @@ constexpr std::array kCommands = {
 int run(CLI::App& app, int argc, char** argv) {
   cli::Common common;
   const inspect::Command summary = inspect::add_summary(app, common);
-  // A subcommand has a path of its own.
+  // Subcommands have a path of their own.
   app.get_option("path")->required(false);
   cli::add_common(app, common);
   std::vector<inspect::Command> commands;
@@ -50,6 +50,7 @@ int run(CLI::App& app, int argc, char** argv) {
 
 }  // namespace
 
-constexpr cli::Tool kCkptInspect{"ckpt-inspect", "What is in a DeepSpeed checkpoint.", run, true};
+constexpr cli::Tool kCkptInspect{"ckpt-inspect", "Shows the content of a DeepSpeed checkpoint.",
+                                 run, true};
 
 }  // namespace dsckpt

@@ -35,13 +35,13 @@ void add_contents_choice(CLI::App& app, ContentsOptions& options, const std::str
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
                           ContentsOptions& options) {
   cli::input_path(app.add_option(name, path, kContentsText))->required();
-  add_contents_choice(app, options, "Tag to read (default: what `latest` says)");
+  add_contents_choice(app, options, "Tag to read (default: the one in `latest`)");
 }
 
 void add_contents_options(CLI::App& app, const std::string& name, std::vector<std::string>& paths,
                           ContentsOptions& options) {
   cli::input_path(app.add_option(name, paths, kContentsText))->required();
-  add_contents_choice(app, options, "Tag to read (default: what `latest` says); all: each of them");
+  add_contents_choice(app, options, "Tag to read (default: the one in `latest`); all: every tag");
 }
 
 Contents open_contents(InputFiles& inputs, const cli::Common& common, const std::string& path,
@@ -107,9 +107,9 @@ void add_tensor_arguments(CLI::App& app, TensorArguments& args,
 
 std::vector<cli::Table::Column> tensor_columns() {
   return {{"name", cli::Table::Align::left, true},
-          {"kind", cli::Table::Align::left, false, 3},
-          {"type", cli::Table::Align::left, false, 2},
-          {"shape", cli::Table::Align::left, false, 1}};
+          {"kind", cli::Table::Align::left, false, 5},
+          {"type", cli::Table::Align::left, false, 4},
+          {"shape", cli::Table::Align::left, false, 3}};
 }
 
 std::vector<std::string> tensor_cells(const NamedTensor& tensor) {

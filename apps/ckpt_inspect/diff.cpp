@@ -1,4 +1,4 @@
-// ckpt-inspect diff: what differs between two checkpoints or sets of weights.
+// ckpt-inspect diff: the differences between two checkpoints or sets of weights.
 
 #include "inspect/diff.h"
 
@@ -22,6 +22,7 @@
 #include "cli/option_facts.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
+#include "io/text_file.h"
 #include "report/html/diff_page.h"
 #include "report/report.h"
 #include "report/values.h"
@@ -46,7 +47,7 @@ struct DiffArguments {
   bool force = false;
 };
 
-// One side, opened.
+// One opened side.
 class Side {
  public:
   Side(const DiffArguments& args, const cli::Common& common, const std::string& path,
@@ -75,7 +76,7 @@ class Side {
   std::vector<NamedTensor> tensors_;
 };
 
-// "float32[3, 4]", of two that differ "float32[3, 4] -> bfloat16[3, 4]".
+// Returns "float32[3, 4]", or "float32[3, 4] -> bfloat16[3, 4]" if the sides differ.
 std::string types_of(const TensorDiff& tensor) {
   const auto text = [](const std::optional<DType>& dtype, const std::optional<Shape>& shape) {
     return dtype ? std::string(torch_name(*dtype)) + to_text(*shape) : std::string();
@@ -124,7 +125,8 @@ cli::Style style_of(Verdict verdict) {
 
 constexpr size_t kMostAlike = 8;  // rows of a terminal's table
 
-// What differs in the same way: without values, of the same types and, if shapes differ, shapes.
+// Tensors with equal keys differ in the same way: not in values, and with the same types and
+// shapes.
 using Way =
     std::tuple<Verdict, std::string, std::optional<DType>, std::optional<DType>, Shape, Shape>;
 std::optional<Way> way_of(const TensorDiff& tensor) {
@@ -141,7 +143,7 @@ std::optional<Way> way_of(const TensorDiff& tensor) {
              shapes ? *tensor.shape_b : Shape()};
 }
 
-// The ways that so many tensors differ in that a terminal gets one line for all of them.
+// Returns the ways in which many tensors differ. A terminal gets one line for each.
 std::map<Way, std::vector<const TensorDiff*>> folded_ways(const Diff& diff) {
   std::map<Way, std::vector<const TensorDiff*>> ways;
   for (const TensorDiff& tensor : diff.tensors) {
@@ -162,7 +164,7 @@ std::string way_text(const std::vector<const TensorDiff*>& tensors) {
   return a.empty() || b.empty() || a == b ? (a.empty() ? b : a) : a + " -> " + b;
 }
 
-// How to compare the values where types are all that is known to differ.
+// Returns a hint how to compare values if only the types differ.
 std::string types_hint(const Diff& diff, const DiffArguments& args) {
   if (args.as) return "";
   const TensorDiff* other = nullptr;
@@ -183,7 +185,7 @@ std::string types_hint(const Diff& diff, const DiffArguments& args) {
          " compares the values, rounded to it";
 }
 
-// In the order of the model if all are listed, else by how much they have changed.
+// Prints in the order of the model if all are listed, else the most changed ones first.
 void print_table(const Diff& diff, bool all, std::optional<size_t> top) {
   using Align = cli::Table::Align;
   std::vector<cli::Table::Column> columns{{"name", Align::left, true},
@@ -230,12 +232,12 @@ void print_table(const Diff& diff, bool all, std::optional<size_t> top) {
     for (auto& [heading, cell] : difference_cells(tensor)) cells.push_back(std::move(cell));
     table.add(std::move(cells), style_of(tensor.verdict));
   }
-  std::cout << table.text(terminal);
+  table.write(std::cout, terminal);
   if (!folded.empty()) std::cout << "--all lists each tensor\n";
   if (more > 0) std::cout << counted(more, "tensor") << " more\n";
 }
 
-// "29 tensors, bit-equal", or how many differ in what and by how much.
+// Returns "29 tensors, bit-equal", or the numbers of differences by kind.
 std::string summary(const Diff& diff) {
   std::string text = counted(diff.tensors.size(), "tensor") + ", ";
   if (diff.count(Verdict::equal) == diff.tensors.size()) return text + "bit-equal";
@@ -279,7 +281,8 @@ DiffPage::Side page_side(const std::string& path, const Contents& contents) {
 }
 
 int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& args) {
-  if (!args.html.empty()) check_page(args.html, args.force);
+  const bool commits = common.step == cli::ReadingStep::commit;
+  if (!args.html.empty() && !commits) check_page(args.html, args.force);
   const Side a(args, common, args.path_a, args.tag_a);
   const Side b(args, common, args.path_b, args.tag_b);
   require_match(args.selection, !a.empty() || !b.empty());
@@ -293,15 +296,21 @@ int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& ar
     const cli::InterruptGuard guard(progress);
     const cli::ProgressDisplay display(progress, common);
     result =
-        diff_tensors(a.side(), b.side(), options, {common.threads, progress, common.group.get()});
+        diff_tensors(a.side(), b.side(), options, {common.threads, progress, common.readers.get()});
   }
+  if (common.step == cli::ReadingStep::plan) return cli::kDone;
   if (!args.html.empty()) {
-    write_page(args.html, html_of(DiffPage{.a = page_side(args.path_a, a.contents()),
-                                           .b = page_side(args.path_b, b.contents()),
-                                           .diff = &result,
-                                           .verdict = summary(result),
-                                           .advice = types_hint(result, args),
-                                           .all = args.all}));
+    const std::string page = html_of(DiffPage{.a = page_side(args.path_a, a.contents()),
+                                              .b = page_side(args.path_b, b.contents()),
+                                              .diff = &result,
+                                              .verdict = summary(result),
+                                              .advice = types_hint(result, args),
+                                              .all = args.all});
+    // A commit may have written it before.
+    if (!commits || !holds_text(args.html, page)) {
+      check_page(args.html, args.force);
+      write_page(args.html, page);
+    }
   }
   if (common.json) {
     nlohmann::json data = diff_json(result, args.all);
@@ -327,7 +336,7 @@ void add_type_option(CLI::App& sub, std::optional<DType>& as) {
       ->type_name("DTYPE");
 }
 
-// An option that takes a number of at least 0, also "inf".
+// An option for a number from 0 on, including "inf".
 CLI::Option* add_tolerance(CLI::App& sub, const std::string& name, std::optional<double>& value,
                            const std::string& description) {
   const auto problem = [](const std::string& text) -> std::string {
@@ -342,18 +351,19 @@ CLI::Option* add_tolerance(CLI::App& sub, const std::string& name, std::optional
 
 Command add_diff(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
-      "diff", "Names, shapes, types and values that differ between two, whatever their forms");
+      "diff", "Differences in names, shapes, types and values between two checkpoints of any form");
   const auto args = std::make_shared<DiffArguments>();
   cli::input_path(
       sub.add_option("a", args->path_a, "Checkpoint, folder of weights or file, as for `list`"))
       ->required();
-  cli::input_path(sub.add_option("b", args->path_b, "What to compare it with"))->required();
-  sub.add_option("--tag-a", args->tag_a, "Tag to read of A (default: what `latest` says)");
+  cli::input_path(sub.add_option("b", args->path_b, "Checkpoint or weights to compare with"))
+      ->required();
+  sub.add_option("--tag-a", args->tag_a, "Tag to read of A (default: the one in `latest`)");
   sub.add_option("--tag-b", args->tag_b, "Tag to read of B");
   sub.add_flag("--states", args->states, "The optimizer's states too, if both have them");
   add_match(sub, args->selection);
   sub.add_option("--strip-prefix", args->strip_prefix,
-                 "Take this from the front of names that have it")
+                 "Remove this from the front of names that have it")
       ->type_name("PREFIX")
       ->allow_extra_args(false);
   add_type_option(sub, args->as);
@@ -363,15 +373,16 @@ Command add_diff(CLI::App& app, cli::Common& common) {
   add_tolerance(sub, "--rtol", args->rtol, "See --atol")->type_name("RTOL")->default_str("0");
   sub.add_flag("--all", args->all,
                "List every tensor in the model's order, also those that are equal");
-  cli::count_from_one(sub.add_option("--top", args->top, "List so many, those that changed most"))
+  cli::count_from_one(
+      sub.add_option("--top", args->top, "List only the N tensors that changed most"))
       ->type_name("N");
   CLI::Option* html =
       cli::some_path(sub.add_option("--html", args->html,
                                     "Write it as a page for a browser, too, in one file"))
           ->type_name("REPORT");
   sub.add_flag("--force", args->force, "Replace REPORT if it exists")->needs(html);
-  return cli::command_in_group(sub, common,
-                               [&app, &common, args] { return diff(app, common, *args); });
+  return cli::command_of_readers(app, sub, common,
+                                 [&app, &common, args] { return diff(app, common, *args); });
 }
 
 }  // namespace dsckpt::inspect

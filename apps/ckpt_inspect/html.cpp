@@ -19,7 +19,7 @@ std::string type_text(const NamedTensor& tensor) {
   return std::string(torch_name(tensor.value.dtype())) + " " + to_text(tensor.value.shape());
 }
 
-// The values themselves, each once, the largest first.
+// Returns the weights without states and aliases, the largest first.
 std::vector<NamedTensor> by_size(const Contents& contents) {
   std::vector<NamedTensor> tensors;
   for (const NamedTensor& tensor : contents.tensors()) {
@@ -49,7 +49,7 @@ void add_maps(HtmlReport& report, const Findings& findings, const HtmlOptions& o
   if (!tensors.empty()) report.maps.push_back(shard_map(findings, tensors.front()));
 }
 
-// The distributions of all tensors by kind, and of single ones: those of --param, or all.
+// Adds the distributions of all tensors by kind, and of single tensors: those of --param, or all.
 void add_values(HtmlReport& report, const Findings& findings, const HtmlOptions& options,
                 const cli::Common& common) {
   std::vector<NamedTensor> tensors = by_size(findings.contents);
@@ -151,6 +151,7 @@ void write_html(const Findings& findings, const HtmlOptions& options, const cli:
   for (std::string& note : report.notes) std::replace(note.begin(), note.end(), '\n', ' ');
   report.kinds = findings.summary.kinds;
   report.ranks = findings.summary.ranks;
+  report.grid = findings.summary.grid;
   const std::vector<NamedTensor> tensors = by_size(findings.contents);
   report.modules = tree_of(tensors, true);
   report.hardware = findings.hardware;

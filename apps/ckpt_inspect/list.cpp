@@ -1,4 +1,4 @@
-// ckpt-inspect list: one line a tensor.
+// ckpt-inspect list: one line for each tensor.
 
 #include <iostream>
 #include <memory>
@@ -56,7 +56,11 @@ int list(const CLI::App& app, const cli::Common& common, const TensorArguments& 
     nlohmann::json data = {{"form", contents.form()},
                            {"tensors", nlohmann::json::array()},
                            {"notes", contents.notes()}};
-    if (contents.checkpoint()) data["checkpoint"] = facts_json(*contents.checkpoint());
+    if (contents.checkpoint()) {
+      data["checkpoint"] = facts_json(*contents.checkpoint());
+    } else {
+      data["metadata"] = metadata_of(contents.weights_files());
+    }
     for (const NamedTensor& tensor : tensors) {
       data["tensors"].push_back(tensor_json(inputs, contents, tensor));
     }
@@ -67,7 +71,7 @@ int list(const CLI::App& app, const cli::Common& common, const TensorArguments& 
   }
   std::vector<cli::Table::Column> columns = tensor_columns();
   columns.push_back({"bytes", cli::Table::Align::right});
-  columns.push_back({"files", cli::Table::Align::left, false, 4});
+  columns.push_back({"files", cli::Table::Align::left, false, 6});
   cli::Table table(std::move(columns));
   const cli::Terminal terminal = cli::Terminal::of_stdout();
   for (const NamedTensor& tensor : tensors) {
@@ -76,7 +80,7 @@ int list(const CLI::App& app, const cli::Common& common, const TensorArguments& 
     cells.push_back(holders_text(inputs, contents, tensor));
     table.add(std::move(cells));
   }
-  std::cout << table.text(terminal);
+  table.write(std::cout, terminal);
   return say_damage(app, common, contents);
 }
 

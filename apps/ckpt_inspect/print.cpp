@@ -23,10 +23,10 @@
 namespace dsckpt::inspect {
 namespace {
 
-constexpr int64_t kEdge = 3;                 // as torch.set_printoptions
-constexpr int64_t kMaxShown = 1000;          // the same
+constexpr int64_t kEdge = 3;                 // the default of torch.set_printoptions
+constexpr int64_t kMaxShown = 1000;          // likewise
 constexpr int64_t kWrittenAtOnce = 4 << 20;  // elements
-// Of a JSON object, which keeps them until it is written, and of values that are shortened.
+// The limit for JSON, which holds all values until it is written, and for shortened output.
 constexpr int64_t kMaxValues = 10'000'000;
 
 struct PrintArguments {
@@ -42,7 +42,7 @@ struct PrintArguments {
 nlohmann::json value_json(DType dtype, const std::byte* at) {
   std::string text = element_text(dtype, at);
   if (dtype == DType::boolean) return text == "True";
-  // NaN and infinities are not JSON, nor are complex numbers: these are texts.
+  // JSON has no NaN, infinities and complex numbers, so they are texts.
   nlohmann::json number = parse_json(text);
   return number.is_number() ? number : nlohmann::json(std::move(text));
 }
@@ -62,10 +62,10 @@ nlohmann::json values_json(const InputFiles& inputs, const TensorSource& tensor)
   return values;
 }
 
-// Only after all that they come from has been compared with its checksums.
+// Prints nothing before the records of the tensor have been checked.
 void print_bytes(const InputFiles& inputs, const TensorSource& tensor) {
   if (cli::Terminal::of_stdout().tables) {
-    throw UsageError("--bytes is nothing for a terminal: send it to a file, > FILE");
+    throw UsageError("--bytes does not print to a terminal: redirect it to a file, > FILE");
   }
   Progress progress;
   check_records(inputs, tensor, progress);
@@ -131,12 +131,12 @@ Command add_print(CLI::App& app, cli::Common& common) {
   const auto args = std::make_shared<PrintArguments>();
   add_contents_options(sub, "path", args->path, args->contents);
   sub.add_option("name", args->name, "Name of the tensor")->required()->type_name("NAME");
-  sub.add_option("slice", args->slice, "What to print, as Python writes it: '[0:4, -1]'")
+  sub.add_option("slice", args->slice, "Slice to print, in Python's notation: '[0:4, -1]'")
       ->type_name("SLICE");
   sub.add_option("--state", args->state, "Not the tensor itself but this state of the optimizer")
       ->type_name("KEY");
   sub.add_flag("--full", args->full, "All values, however many");
-  sub.add_flag("--bytes", args->bytes, "The elements as they lie in memory, row-major");
+  sub.add_flag("--bytes", args->bytes, "The bytes of the elements, row-major");
   return {&sub, [&common, args] {
             args->contents.states = !args->state.empty();
             return print(common, *args);

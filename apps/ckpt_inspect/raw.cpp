@@ -35,7 +35,7 @@ struct RawArguments {
   PickleTextOptions text;
 };
 
-// A parsed pickle, and the archive whose tensors it describes, if it is that of one.
+// A parsed pickle, and the archive that it belongs to, if any.
 struct Opened {
   std::optional<TorchArchive> archive;
   pickle::Document own;
@@ -44,7 +44,7 @@ struct Opened {
   const pickle::Document& document() const { return archive ? archive->document() : own; }
 };
 
-// The record `name` of a zip; one without its top folder will do.
+// Returns the record `name` of a zip. The top folder may be left out.
 const ZipEntry& record_of(const ZipReader& zip, const std::string& name) {
   for (const ZipEntry& entry : zip.entries()) {
     if (entry.name == name || entry.name.ends_with("/" + name)) return entry;
@@ -96,7 +96,7 @@ Opened open(const InputFiles& inputs, FileId id, const RawArguments& args) {
     return opened;
   }
   const uint64_t begin = args.offset.value_or(0);
-  if (begin > file.size()) throw UsageError("--offset lies behind the end of the file");
+  if (begin > file.size()) throw UsageError("--offset is beyond the end of the file");
   const std::vector<std::byte> bytes =
       file.read(begin, std::min(file.size() - begin, pickle::Limits().max_bytes));
   size_t end = 0;
@@ -105,7 +105,7 @@ Opened open(const InputFiles& inputs, FileId id, const RawArguments& args) {
   return opened;
 }
 
-// The classes that Document::globals() names; the module ends where the pickle says.
+// Returns the class of each name in Document::globals(). The pickle shows where the module ends.
 std::vector<std::pair<std::string, GlobalClass>> classes_of(const pickle::Document& document) {
   std::vector<std::pair<std::string, GlobalClass>> classes;
   for (const std::string& global : document.globals()) {
@@ -131,7 +131,7 @@ void print_json(const Opened& opened, const pickle::Value& value, const std::str
   std::cout << ",\"globals\":" << dump(globals) << ",\"notes\":[]}}\n";
 }
 
-// Of a folder, whose files are meant.
+// Refuses a folder, and suggests one of its files.
 void refuse_folder(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code failed;
@@ -176,10 +176,9 @@ Command add_raw(CLI::App& app, cli::Common& common) {
       ->required();
   sub.add_option("--record", args->record, "The pickle in this record of a zip (default: data.pkl)")
       ->type_name("RECORD");
-  sub.add_option(
-         "--offset", args->offset,
-         "The pickle that starts at this byte of the file or record; of a .distcp the value\n"
-         "that does (default: the first)")
+  sub.add_option("--offset", args->offset,
+                 "The pickle that starts at this byte of the file or record; in a .distcp file,\n"
+                 "the value that starts there (default: the first)")
       ->type_name("N");
   sub.add_option("--key", args->key,
                  "Only the value there: keys and indices with dots between them")

@@ -1,4 +1,4 @@
-// ckpt-inspect scan: what the pickles below a path would import and call.
+// ckpt-inspect scan: the names that pickles below a path would import and call.
 
 #include "inspect/scan.h"
 
@@ -65,7 +65,7 @@ std::string joined(const std::set<std::string>& words) {
   return out;
 }
 
-// One line a global and class, the most dangerous first.
+// One line for each global and class, the most dangerous first.
 std::string text_of(const ScanResult& result, const cli::Terminal& terminal) {
   struct Line {
     std::set<std::string> uses;
@@ -152,17 +152,17 @@ int scan_paths(const CLI::App& app, const cli::Common& common, const ScanArgumen
 
 Command add_scan(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
-      "scan", "What pickles would import and call: harmless, unknown or dangerous");
+      "scan", "Names that pickles would import and call: harmless, unknown or dangerous");
   const auto args = std::make_shared<ScanArguments>();
   cli::input_path(sub.add_option("path", args->paths, "A file, or a folder with all that is in it"))
       ->required();
   sub.add_option("--allow", args->allowed,
-                 "Unknown names (MODULE.NAME, in full) that are harmless. What is known to be\n"
-                 "dangerous stays so")
+                 "Unknown names (full MODULE.NAME) to count as harmless. Dangerous names stay\n"
+                 "dangerous")
       ->type_name("REGEX")
       ->allow_extra_args(false);
   CLI::Option* dangerous_only = sub.add_flag("--dangerous-only", args->is_dangerous_only,
-                                             "Do not fail on what is unknown or cannot be read");
+                                             "Do not fail on unknown names and unreadable content");
   sub.add_flag("--strict", args->is_strict, "Accepted; it is the default")
       ->excludes(dangerous_only);
   return {&sub, [&app, &common, args] { return scan_paths(app, common, *args); }};

@@ -54,7 +54,8 @@ int for_each_path(const CLI::App& app, const cli::Common& common,
   if (all.size() == 1) return examined(all.front());
   int status = cli::kDone;
   for (const OneOfSeveral& each : all) {
-    if (!common.json) {
+    const bool only_plans = common.step == cli::ReadingStep::plan;
+    if (!common.json && !only_plans) {
       std::cout << (&each == &all.front() ? "" : "\n")
                 << cli::styled(cli::Terminal::of_stdout(), cli::Style::bold,
                                printable(shown_text(each.name)) + ":")
@@ -64,6 +65,7 @@ int for_each_path(const CLI::App& app, const cli::Common& common,
       status = std::max(status, examined(each));
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::interrupted) throw;
+      if (only_plans) continue;  // the last step says it
       std::cout.flush();
       status = std::max(status, cli::report_error(app, common.json, error, each.path));
     }

@@ -31,8 +31,8 @@ cli::Table extents_table(const InputFiles& inputs, const std::vector<TensorExten
 void write_named_values(const InputFiles& inputs, const std::string& label,
                         const TensorSource& tensor, bool full,
                         const std::function<void(std::string_view)>& write);
-// stats: from "min" to "inf".
-Cells statistics_cells(const Statistics& values);
+// stats: from "min" to "inf", with at most `digits` significant digits.
+Cells statistics_cells(const Statistics& values, int digits = 6);
 // diff: from "differs" to the values that differ most, which are "" if none differ.
 Cells difference_cells(const TensorDiff& tensor);
 

@@ -1,4 +1,4 @@
-// ckpt-inspect stats: extremes, mean, deviation and what is no number, of every tensor.
+// ckpt-inspect stats: extremes, mean, deviation, NaNs and infinities of every tensor.
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,8 @@
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/shown.h"
-#include "cli/group.h"
 #include "cli/messages.h"
+#include "cli/ranks.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
 #include "inspect/tensor_stats.h"
@@ -26,12 +26,15 @@ bool is_bad(const Statistics& values) {
   return values.finite() < values.count;
 }
 
-// On a terminal columns that count nothing give others their room.
+constexpr int kDigitsInTables = 3;
+
+// On a terminal, columns that count nothing are left empty, and numbers are short, to make room.
 std::vector<std::string> row_of(std::vector<std::string> cells, const Statistics& values) {
-  static const bool leaves_out_none = cli::Terminal::of_stdout().tables;
-  for (auto& [heading, cell] : statistics_cells(values)) {
+  static const bool is_table = cli::Terminal::of_stdout().tables;
+  for (auto& [heading, cell] :
+       is_table ? statistics_cells(values, kDigitsInTables) : statistics_cells(values)) {
     const bool is_count = heading == "nan" || heading == "inf";
-    cells.push_back(leaves_out_none && is_count && cell == "0" ? "" : std::move(cell));
+    cells.push_back(is_table && is_count && cell == "0" ? "" : std::move(cell));
   }
   return cells;
 }
@@ -42,16 +45,17 @@ cli::Style style_of(const Statistics& values) {
 
 }  // namespace
 
-Cells statistics_cells(const Statistics& values) {
-  return {{"min", short_number(values.min)},     {"max", short_number(values.max)},
-          {"mean", short_number(values.mean)},   {"std", short_number(values.standard_deviation())},
-          {"norm", short_number(values.norm())}, {"zeros", std::to_string(values.zeros)},
-          {"nan", std::to_string(values.nans)},  {"inf", std::to_string(values.infinities())}};
+Cells statistics_cells(const Statistics& values, int digits) {
+  const auto number = [digits](double value) { return short_number(value, digits); };
+  return {{"min", number(values.min)},          {"max", number(values.max)},
+          {"mean", number(values.mean)},        {"std", number(values.standard_deviation())},
+          {"norm", number(values.norm())},      {"zeros", std::to_string(values.zeros)},
+          {"nan", std::to_string(values.nans)}, {"inf", std::to_string(values.infinities())}};
 }
 
 namespace {
 
-// What --sort takes besides the columns of `list`.
+// The numbers that --sort accepts besides the columns of `list`.
 using Number = double (*)(const Statistics&);
 const std::vector<std::pair<std::string, Number>>& sortable() {
   static const std::vector<std::pair<std::string, Number>> kNumbers = {
@@ -67,7 +71,7 @@ const std::vector<std::pair<std::string, Number>>& sortable() {
   return kNumbers;
 }
 
-// By a number of theirs, the largest first; what has none, of only NaN, comes last.
+// Sorts by one of the numbers, the largest first. Tensors without it, with only NaN, come last.
 void sort_by_number(const std::string& key, std::vector<NamedTensor>& tensors,
                     std::vector<Statistics>& stats) {
   const auto found = std::find_if(sortable().begin(), sortable().end(),
@@ -96,10 +100,10 @@ void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& sta
   using Ranked = std::pair<const char*, uint8_t>;
   for (const auto& [heading, rank] : {Ranked{"min", 0},
                                       {"max", 0},
-                                      {"mean", 0},
-                                      {"std", 3},
-                                      {"norm", 3},
-                                      {"zeros", 3},
+                                      {"mean", 1},
+                                      {"std", 0},
+                                      {"norm", 0},
+                                      {"zeros", 6},
                                       {"nan", 0},
                                       {"inf", 0}}) {
     columns.push_back({heading, cli::Table::Align::right, false, rank});
@@ -115,7 +119,7 @@ void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& sta
                            total.values),
                     style_of(total.values));
   }
-  std::cout << table.text(cli::Terminal::of_stdout());
+  table.write(std::cout, cli::Terminal::of_stdout());
 }
 
 int stats(const CLI::App& app, const cli::Common& common, TensorArguments& args) {
@@ -129,8 +133,9 @@ int stats(const CLI::App& app, const cli::Common& common, TensorArguments& args)
   {
     const cli::InterruptGuard guard(progress);
     const cli::ProgressDisplay display(progress, common);
-    result = tensor_stats(inputs, tensors, {}, {common.threads, progress, common.group.get()});
+    result = tensor_stats(inputs, tensors, {}, {common.threads, progress, common.readers.get()});
   }
+  if (common.step == cli::ReadingStep::plan) return cli::kDone;
   sort_by_number(args.selection.sort, tensors, result.tensors);
   const auto bad = std::count_if(result.tensors.begin(), result.tensors.end(), is_bad);
   if (common.json) {
@@ -159,8 +164,8 @@ Command add_stats(CLI::App& app, cli::Common& common) {
   std::vector<std::string> numbers;
   for (const auto& [key, number] : sortable()) numbers.push_back(key);
   add_tensor_arguments(sub, *args, numbers);
-  return cli::command_in_group(sub, common,
-                               [&app, &common, args] { return stats(app, common, *args); });
+  return cli::command_of_readers(app, sub, common,
+                                 [&app, &common, args] { return stats(app, common, *args); });
 }
 
 }  // namespace dsckpt::inspect

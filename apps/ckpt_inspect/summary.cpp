@@ -1,4 +1,4 @@
-// ckpt-inspect PATH: what it is, in one screen.
+// ckpt-inspect PATH: a summary in one screen.
 
 #include "inspect/summary.h"
 
@@ -35,9 +35,9 @@ constexpr size_t kMostRanksShown = 16;
 struct SummaryArguments {
   std::string path;
   ContentsOptions contents{.tag = {}, .states = true, .damaged = true};
-  uint64_t gpus = 0;  // 0: as many as there were
+  uint64_t gpus = 0;  // 0: as many as in the run
   uint64_t gpus_per_node = 0;
-  uint64_t gpu_memory = 0;  // bytes; 0: not known
+  uint64_t gpu_memory = 0;  // bytes; 0: unknown
   HtmlOptions html;
 };
 
@@ -129,7 +129,7 @@ std::string counts_text(const Summary& summary) {
   return text;
 }
 
-// Label and text of each.
+// Returns a label and a text for each fact.
 std::vector<std::pair<std::string, std::string>> facts_of(const Contents& contents,
                                                           const Summary& summary) {
   std::vector<std::pair<std::string, std::string>> all;
@@ -139,7 +139,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Contents& conten
   fact("layout", contents.form());
   if (const Checkpoint* checkpoint = contents.checkpoint()) {
     const CheckpointFacts& facts = checkpoint->facts();
-    // Of another framework it may be any mesh.
+    // Other frameworks' meshes are unknown.
     if (!facts.is_foreign()) fact("ZeRO stage", std::to_string(facts.zero_stage));
     fact("tag", printable(facts.tag));
     fact("step", facts.global_steps ? std::to_string(*facts.global_steps) : "");
@@ -227,13 +227,40 @@ void show_ranks(Page& page, const Summary& summary) {
   page.table(table);
 }
 
+// A line for each pipeline stage, a column for each tensor-parallel rank.
+void show_grid(Page& page, const std::vector<GridRank>& grid) {
+  constexpr uint32_t kMostColumns = 8;
+  if (grid.empty()) return;
+  using Align = cli::Table::Align;
+  const uint32_t ranks = grid.back().tp_rank + 1;
+  page.heading("Trained elements by pipeline stage and tensor-parallel rank");
+  std::vector<cli::Table::Column> columns{{"stage"}, {"layers"}, {"tensors", Align::right}};
+  for (uint32_t rank = 0; rank < std::min(ranks, kMostColumns); ++rank) {
+    const bool is_last = rank == kMostColumns - 1 && ranks > kMostColumns;
+    columns.push_back({"tp " + std::to_string(is_last ? ranks - 1 : rank), Align::right});
+  }
+  cli::Table table(std::move(columns));
+  for (size_t first = 0; first < grid.size(); first += ranks) {
+    std::vector<std::string> cells{std::to_string(grid[first].stage), printable(grid[first].layers),
+                                   std::to_string(grid[first].params)};
+    for (uint32_t rank = 0; rank < std::min(ranks, kMostColumns); ++rank) {
+      const bool is_last = rank == kMostColumns - 1 && ranks > kMostColumns;
+      const GridRank& shown = grid[first + (is_last ? ranks - 1 : rank)];
+      cells.push_back(grouped(static_cast<uint64_t>(shown.elements)));
+    }
+    table.add(std::move(cells));
+  }
+  page.table(table);
+}
+
 void show_estimates(Page& page, const Hardware& hardware,
                     const std::vector<MemoryEstimate>& estimates, const Checkpoint* checkpoint,
                     uint64_t gpu_memory) {
   using Align = cli::Table::Align;
   if (estimates.empty()) return;
-  page.heading("Memory to go on with " + counted(hardware.nodes * hardware.gpus_per_node, "GPU") +
-               ", " + std::to_string(hardware.gpus_per_node) +
+  page.heading("Memory to continue training on " +
+               counted(hardware.nodes * hardware.gpus_per_node, "GPU") + ", " +
+               std::to_string(hardware.gpus_per_node) +
                " on a node, without activations (N, M; P parameters, L of the largest layer)");
   cli::Table table({{"stage"},
                     {"offload"},
@@ -278,7 +305,7 @@ bool is_read(const Contents& contents, const SavedState& state) {
   return contents.checkpoint() != nullptr && contents.checkpoint()->tag_folder() == state.folder;
 }
 
-// What else lies there, where the path left a choice.
+// Lists the other checkpoints at a path that does not name a single one.
 void show_states(Page& page, const fs::path& path, const Contents& contents,
                  const std::vector<SavedState>& states) {
   if (states.empty()) return;
@@ -336,7 +363,7 @@ nlohmann::json summary_json(const Contents& contents, const Summary& summary,
   return data;
 }
 
-// The files of a checkpoint that does not even open without those that are at fault.
+// Lists the files of a checkpoint that does not open, with the defects.
 void show_files(const SummaryArguments& args, const Error& error) {
   const std::vector<ListedShard> files = listed_shards(args.path, args.contents);
   Page page;
@@ -366,7 +393,7 @@ Contents open_or_show_files(InputFiles& inputs, const cli::Common& common,
     try {
       show_files(args, error);
     } catch (const Error&) {
-      error.raise();  // there is not even a folder of files
+      error.raise();  // there is no folder with files
     }
     throw;
   }
@@ -378,7 +405,7 @@ int summary(const CLI::App& app, const cli::Common& common, const SummaryArgumen
   const Contents contents = open_or_show_files(inputs, common, args);
   const Hardware hardware = hardware_of(contents, args);
   const Summary summary = summarize(inputs, contents);
-  // One shard alone does not tell how large the model is.
+  // One shard does not show the size of the model.
   const bool is_shard = parse_shard_name(content_path(args.path).filename().string()).has_value();
   std::vector<MemoryEstimate> estimates;
   if (!is_shard) {
@@ -408,10 +435,11 @@ int summary(const CLI::App& app, const cli::Common& common, const SummaryArgumen
   show_states(page, args.path, contents, states);
   show_kinds(page, summary);
   show_ranks(page, summary);
+  show_grid(page, summary.grid);
   show_estimates(page, hardware, estimates, contents.checkpoint(), args.gpu_memory);
   show_conversions(page, possible);
   std::cout << page.text();
-  for (const std::string& note : contents.notes()) cli::note(app, common, note);
+  cli::notes(app, common, contents.notes());
   return say_damage(app, common, contents);
 }
 
@@ -431,7 +459,7 @@ Command add_summary(CLI::App& app, cli::Common& common) {
   app.add_option_function<std::string>(
          "--gpu-memory",
          [args](const std::string& text) { args->gpu_memory = parse_size(text, "size"); },
-         "Say which of the estimates fit into a GPU of so much: 80GB")
+         "Mark the estimates that fit into a GPU with this much memory: 80GB")
       ->type_name("SIZE");
   add_html_options(app, args->html);
   return {&app, [&app, &common, args] {

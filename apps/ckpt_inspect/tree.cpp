@@ -21,10 +21,10 @@ namespace {
 
 struct TreeArguments : TensorArguments {
   bool every_layer = false;
-  int depth = 0;  // 0: all of it
+  int depth = 0;  // 0: the whole tree
 };
 
-// Takes the names, which may be most of it.
+// Moves the names out, which may be most of the memory.
 nlohmann::json node_json(TreeNode&& node) {
   nlohmann::json out = {{"name", std::move(node.name)},
                         {"folded", node.folded},

@@ -1,4 +1,4 @@
-// ckpt-inspect verify: everything that is wrong with a checkpoint.
+// ckpt-inspect verify: all defects of a checkpoint.
 
 #include "inspect/verify/verify.h"
 
@@ -11,10 +11,11 @@
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/several.h"
-#include "cli/group.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
+#include "cli/ranks.h"
 #include "cli/terminal.h"
+#include "io/text_file.h"
 #include "report/report.h"
 
 namespace dsckpt::inspect {
@@ -61,15 +62,20 @@ void print_text(const cli::Common& common, const VerifyReport& report) {
   }
 }
 
-// A manifest of a damaged checkpoint would call it whole.
+// Writes no manifest for a damaged checkpoint, which would declare it whole.
 void write(const cli::Common& common, const CLI::App& app, const VerifyArguments& args,
            const VerifyReport& report) {
   if (args.new_manifest.empty()) return;
   if (report.ok()) {
+    // A commit may have written it before.
+    if (common.step == cli::ReadingStep::commit &&
+        holds_text(args.new_manifest, manifest_text(*report.manifest))) {
+      return;
+    }
     const cli::Writing writing;
     return write_manifest(*report.manifest, args.new_manifest, args.force);
   }
-  cli::note(app, common, "no manifest is written of what is not whole");
+  cli::note(app, common, "a damaged checkpoint gets no manifest");
 }
 
 int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArguments& args,
@@ -78,17 +84,17 @@ int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArgu
   std::vector<std::filesystem::path> roots = args.contents.roots;
   const cli::NodeFolders folders(common, path, roots);
   std::error_code failed;
-  if (!args.force && !args.new_manifest.empty() &&
+  if (common.step != cli::ReadingStep::commit && !args.force && !args.new_manifest.empty() &&
       std::filesystem::exists(args.new_manifest, failed)) {
     throw UsageError(args.new_manifest + ": is there already; --force replaces it");
   }
   if (!args.manifest.empty() && !std::filesystem::exists(args.manifest, failed)) {
     throw UsageError("--manifest: " + args.manifest + " is not there")
         .with_hint("--write-manifest " + shell_word(args.manifest) +
-                   " makes it, of a whole checkpoint");
+                   " writes it for an undamaged checkpoint");
   }
   if (!roots.empty() && !(args.manifest + args.new_manifest).empty()) {
-    throw UsageError("a manifest is of one folder, not of several roots")
+    throw UsageError("a manifest is for one folder, not for several roots")
         .with_hint("make or check one for each root");
   }
   VerifyOptions options = args.verify;
@@ -97,7 +103,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArgu
   options.tag = each.tag;
   options.tp_rules = args.contents.tp_rules;
   options.threads = common.threads;
-  options.group = common.group.get();
+  options.readers = common.readers.get();
   options.manifest = args.manifest;
   options.new_manifest = args.new_manifest;
   InputFiles inputs;
@@ -108,6 +114,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArgu
     const cli::ProgressDisplay display(progress, common);
     report = verify(inputs, path, options, progress);
   }
+  if (common.step == cli::ReadingStep::plan) return cli::kDone;
   write(common, app, args, report);
   if (!report.choice.empty()) cli::note(app, common, report.choice);
   if (common.json) {
@@ -130,7 +137,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArgu
 int verify_paths(const CLI::App& app, const cli::Common& common, const VerifyArguments& args) {
   const std::vector<OneOfSeveral> all = each_of(args.paths, args.contents.tag, args.contents.model);
   if (all.size() > 1 && !(args.manifest + args.new_manifest).empty()) {
-    throw UsageError("a manifest is of one checkpoint, not of several")
+    throw UsageError("a manifest is for one checkpoint, not for several")
         .with_hint("make or check one for each");
   }
   if (args.paths.size() > 1 && !args.contents.roots.empty()) {
@@ -153,11 +160,11 @@ Command add_verify(CLI::App& app, cli::Common& common) {
                                 "Compare all records and files with this manifest"))
       ->type_name("FILE");
   cli::some_path(sub.add_option("--write-manifest", args->new_manifest,
-                                "Write SHA-256 of all records and files, if nothing is wrong"))
+                                "Write SHA-256 of all records and files, unless a check fails"))
       ->type_name("FILE");
   sub.add_flag("--force", args->force, "Replace the manifest that is there");
-  return cli::command_in_group(sub, common,
-                               [&app, &common, args] { return verify_paths(app, common, *args); });
+  return cli::command_of_readers(
+      app, sub, common, [&app, &common, args] { return verify_paths(app, common, *args); });
 }
 
 }  // namespace dsckpt::inspect

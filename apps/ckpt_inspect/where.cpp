@@ -80,7 +80,7 @@ int where(const cli::Common& common, const WhereArguments& args) {
     cli::print_json("where", std::move(data));
     return cli::kDone;
   }
-  std::cout << extents_table(inputs, extents).text(cli::Terminal::of_stdout());
+  extents_table(inputs, extents).write(std::cout, cli::Terminal::of_stdout());
   return cli::kDone;
 }
 

@@ -1,4 +1,4 @@
-// ckpt-pack: the same checkpoint in fewer bytes.
+// ckpt-pack: smaller files of the same checkpoint.
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
@@ -14,7 +14,7 @@
 namespace dsckpt {
 namespace {
 
-// In the order in which --help has them.
+// The order in --help.
 constexpr std::array kCommands = {
     &pack::add_pack, &pack::add_unpack, &pack::add_strip, &pack::add_estimate, &pack::add_keep,
 };

@@ -1,4 +1,4 @@
-// ckpt-pack estimate: what packing would come to.
+// ckpt-pack estimate: the size after packing.
 
 #include "pack/estimate.h"
 

@@ -1,4 +1,4 @@
-// ckpt-pack keep: looks after a training's checkpoints while it runs.
+// ckpt-pack keep: verifies and copies a training's checkpoints while it runs.
 
 #include <sys/resource.h>
 
@@ -17,7 +17,7 @@
 namespace dsckpt::pack {
 namespace {
 
-// The training goes first, whoever shares the processors and the disk with it.
+// The training has priority on processors and disk.
 void stand_back(const CLI::App& app, const CLI::App& sub, const cli::Common& common) {
   try {
     if (sub.get_option("--io-class")->count() == 0) cli::become_idle_at_disk();
@@ -40,28 +40,29 @@ int keep(const CLI::App& app, const CLI::App& sub, const cli::Common& common,
 
 void add_policy_options(CLI::App& sub, Policy& policy) {
   cli::in_range(sub.add_option("--last", policy.last,
-                               "Once they are safe, remove checkpoints from RUN but the N newest"),
+                               "Remove safe checkpoints from RUN, except the N newest"),
                 uint64_t{0}, uint64_t{1'000'000})
       ->type_name("N");
   cli::count_from_one(
-      sub.add_option("--every", policy.every, "The same, but those of each so many steps stay"))
+      sub.add_option("--every", policy.every,
+                     "Remove safe checkpoints, except those whose step is a multiple of STEPS"))
       ->type_name("STEPS");
   sub.add_option("--best", policy.best,
-                 "The same, but the one of the best METRIC in the Trainer's trainer_state.json\n"
-                 "stays (METRIC=max or =min; default: what ends in loss is to be small)")
+                 "Remove safe checkpoints, except the one with the best METRIC in the Trainer's\n"
+                 "trainer_state.json (METRIC=max or =min; default: min if it ends in loss)")
       ->type_name("METRIC");
 }
 
 }  // namespace
 
 Command add_keep(CLI::App& app, cli::Common& common) {
-  CLI::App& sub = *app.add_subcommand(
-      "keep", "Bring each checkpoint of a training elsewhere, beside it, while it runs");
+  CLI::App& sub =
+      *app.add_subcommand("keep", "Copy each checkpoint of a running training to another place");
   const auto args = std::make_shared<KeepArguments>();
   cli::some_path(sub.add_option("run", args->run, "The folder that the training saves to"))
       ->type_name("RUN")
       ->required();
-  cli::output_path(sub.add_option("--to", args->to, "Where they are brought: a folder, or s3://"))
+  cli::output_path(sub.add_option("--to", args->to, "Place for the copies: a folder, or s3://"))
       ->type_name("DIR")
       ->required();
   cli::in_range(sub.add_flag_function(
@@ -79,17 +80,17 @@ Command add_keep(CLI::App& app, cli::Common& common) {
          "Write at most so many bytes a second: digits and KB, MB, GB or TB")
       ->type_name("RATE");
   cli::in_range(sub.add_option("--interval", args->interval,
-                               "Look every so many seconds; what has changed within them is not\n"
-                               "over yet"),
+                               "Time between looks; a checkpoint that changed within it is not\n"
+                               "finished yet"),
                 0.05, 86400.0)
       ->type_name("SECONDS")
       ->capture_default_str();
-  sub.add_flag("--once", args->once, "Look once, do what there is to do, and end");
+  sub.add_flag("--once", args->once, "Look once, handle the finished checkpoints, and exit");
   sub.add_flag("--force", args->force,
-               "Take the folder of --to though it is not the one before; with --restore\n"
-               "replace what is there");
+               "Accept another place than before for --to; with --restore, replace\n"
+               "existing files");
   sub.add_option("--restore", args->restore,
-                 "Bring back the checkpoint of that step, or of that name, or the newest, and end")
+                 "Copy back the checkpoint of that step or name, or the newest, and exit")
       ->type_name("STEP");
   cli::some_path(sub.add_option("--into", args->into, "With --restore: to this folder, not to RUN"))
       ->type_name("DIR");

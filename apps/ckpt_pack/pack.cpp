@@ -39,37 +39,38 @@ int run(const CLI::App& app, const cli::Common& common, PackArguments& args, boo
 }
 
 Command add(CLI::App& app, cli::Common& common, bool packs) {
-  CLI::App& sub = packs ? *app.add_subcommand("pack", "Pack the files of tensors, losslessly")
-                        : *app.add_subcommand("unpack", "The files as they were, byte for byte");
+  CLI::App& sub = packs
+                      ? *app.add_subcommand("pack", "Pack the files of tensors, losslessly")
+                      : *app.add_subcommand("unpack", "Restore the original files, byte for byte");
   const auto args = std::make_shared<PackArguments>();
-  cli::input_path(sub.add_option("input", args->input,
-                                 packs ? "Checkpoint, or any folder or file"
-                                       : "What ckpt-pack or zstd has made"))
+  cli::input_path(
+      sub.add_option("input", args->input,
+                     packs ? "Checkpoint, or any folder or file" : "Output of ckpt-pack or zstd"))
       ->type_name("PATH")
       ->required();
-  cli::output_path(
-      sub.add_option("output", args->output, "Folder for the result, which is made as a whole"))
+  cli::output_path(sub.add_option("output", args->output,
+                                  "Folder for the result, which appears when it is complete"))
       ->type_name("DIR")
       ->required();
   if (packs) {
     cli::in_range(
         sub.add_option(
             "--level", args->level,
-            "zstd's level for what repeats; what does not is coded the same at all levels"),
+            "zstd's level for repetitive data; other data is coded the same at all levels"),
         kLowestPackLevel, kHighestPackLevel)
         ->type_name("N")
         ->capture_default_str();
   }
   sub.add_flag("--sha256", args->sha256,
-               packs ? "Keep the SHA-256 of each file, too, which takes a pass of its own"
+               packs ? "Keep the SHA-256 of each file too, which takes an extra pass"
                      : "Compare with the SHA-256 that pack --sha256 has kept");
   cli::add_follow_links(sub, args->follow_links);
   cli::add_output_options(sub, common, args->run, "Replace the output folder");
   if (packs) {
     sub.add_flag("--verify", args->run.options.verify,
-                 "Check the CRC32 of every record, also of those that hold no tensor");
+                 "Check the CRC32 of every record, even of those without a tensor");
   }
-  return cli::command_in_group(
+  return cli::command_with_ranks(
       sub, common, [&app, &common, args, packs] { return run(app, common, *args, packs); });
 }
 

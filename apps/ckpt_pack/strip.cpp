@@ -43,28 +43,28 @@ int strip(const CLI::App& app, const cli::Common& common, StripArguments& args) 
 
 Command add_strip(CLI::App& app, cli::Common& common) {
   CLI::App& sub =
-      *app.add_subcommand("strip", "Only what holds the weights, or what a resume needs");
+      *app.add_subcommand("strip", "Keep only the weights, or only the parts that a resume needs");
   const auto args = std::make_shared<StripArguments>();
   cli::add_checkpoint_options(sub, "input", args->input, args->source);
-  cli::output_path(
-      sub.add_option("output", args->output, "Folder for the result, which is made as a whole"))
+  cli::output_path(sub.add_option("output", args->output,
+                                  "Folder for the result, which appears when it is complete"))
       ->type_name("DIR")
       ->required();
-  cli::one_of(sub.add_option(
-                  "--keep", args->keep,
-                  "weights: without optimizer states and the weights that there are masters of;\n"
-                  "resume: all that DeepSpeed loads, without bytes that no tensor reaches"),
-              {to_string(Keep::weights), to_string(Keep::resume)})
+  cli::one_of(
+      sub.add_option("--keep", args->keep,
+                     "weights: no optimizer states, and no weights that also exist as masters;\n"
+                     "resume: everything that DeepSpeed loads, without bytes that no tensor uses"),
+      {to_string(Keep::weights), to_string(Keep::resume)})
       ->type_name("WHAT")
       ->required();
   cli::add_follow_links(sub, args->source.follow_links);
-  cli::add_output_options(sub, common, args->run, "Replace what strip wrote there before");
+  cli::add_output_options(sub, common, args->run, "Replace strip's earlier output");
   sub.add_flag("--verify", args->run.options.verify,
                "Check the CRC32 of every record, also of those that are left out");
   cli::add_pack_flag(sub, "--pack", args->run,
                      "Pack the result, too (see ckpt-pack pack); --pack=LEVEL is its --level");
-  return cli::command_in_group(sub, common,
-                               [&app, &common, args] { return strip(app, common, *args); });
+  return cli::command_with_ranks(sub, common,
+                                 [&app, &common, args] { return strip(app, common, *args); });
 }
 
 }  // namespace dsckpt::pack

@@ -1,5 +1,6 @@
 // ckpt-plan: the steps of a conversion after its plan (cli/steps.h).
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/App.hpp>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -21,6 +23,7 @@
 
 #include "base/text.h"
 #include "cli/cli.h"
+#include "cli/far_paths.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/steps.h"
@@ -28,6 +31,7 @@
 #include "dsckpt/error.h"
 #include "exec/journal.h"
 #include "exec/staging_owner.h"
+#include "io/content_name.h"
 #include "report/report.h"
 
 namespace dsckpt {
@@ -46,8 +50,8 @@ struct StepsArguments {
 };
 
 void add_path(CLI::App& sub, StepsArguments& args) {
-  cli::some_path(sub.add_option("path", args.path,
-                                "What --emit-plan has printed, or the output that it is for"))
+  cli::some_path(
+      sub.add_option("path", args.path, "Path that --emit-plan printed, or the path of the output"))
       ->type_name("DIR")
       ->required();
 }
@@ -61,34 +65,76 @@ bool is_planned(const Steps& steps) {
   return steps.folder && has_plan(*steps.folder);
 }
 
-// Whether all is written, and somebody ends its commit or has to.
+// Returns whether everything is written, and only the end of the commit may be missing.
 bool is_written(const Steps& steps) {
   try {
     return steps.folder && load_written(*steps.folder).has_value();
-  } catch (const IoError&) {  // it is being removed
+  } catch (const IoError&) {  // the folder is being removed
     return true;
   }
 }
 
-// The process that writes there now; "" if none does.
+// Returns the process that is committing, or "".
 std::string committing(const Steps& steps) {
   if (!steps.folder) return "";
   const SignedBy owner = owner_of(*steps.folder);
   return owner.state == OwnerState::alive ? owner.who : "";
 }
 
-// Says that nothing is left to be done; throws where nothing ever was.
+// Returns whether something is there that a tool may have written: a file of tensors, or a folder
+// with one. Packed files may hold anything.
+bool is_output(const fs::path& output) {
+  constexpr int kDeepest = 2;  // "OUT/global_step4/mp_rank_00_model_states.pt", and one more
+  static const std::set<std::string> kOfTensors{".pt", ".bin", ".safetensors", ".distcp"};
+  const auto is_written_by_tools = [](const fs::path& file) {
+    return file.extension() == ".dspack" ||
+           kOfTensors.contains(content_path(file).extension().string());
+  };
+  std::error_code failed;
+  if (!fs::is_directory(output, failed)) {
+    return fs::is_regular_file(output, failed) && is_written_by_tools(output);
+  }
+  if (fs::is_regular_file(output / kCommittedFile, failed)) return true;
+  fs::recursive_directory_iterator at(output, failed);
+  for (const fs::recursive_directory_iterator end; !failed && at != end; at.increment(failed)) {
+    if (at->path().filename().string().starts_with(kStagingPrefix)) {
+      at.disable_recursion_pending();
+    } else if (is_written_by_tools(at->path())) {
+      return true;
+    }
+    if (at.depth() >= kDeepest) at.disable_recursion_pending();
+  }
+  return false;
+}
+
+// For a path without a plan: throws unless what was planned there is committed.
+void check_committed(const Steps& steps, const std::string& path) {
+  if (is_written(steps)) return;
+  if (steps.folder || !is_output(steps.output)) static_cast<void>(find_planned(path));
+}
+
+// Reports that nothing is left to do. Throws if nothing was ever planned.
 int say_committed(const CLI::App& app, const cli::Common& common, const std::string& type,
                   const Steps& steps, const std::string& path) {
-  if (!steps.is_output_there && !is_written(steps)) static_cast<void>(find_planned(path));
+  check_committed(steps, path);
   const std::string output = steps.output.string();
   if (common.json) {
     cli::print_json(type, {{"output", output}, {"state", "committed"}});
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": " << printable(output)
-              << " is there, and nothing is left to be done\n";
+              << " is complete: nothing is left to do\n";
   }
   return cli::kDone;
+}
+
+// Opens the store of a plan. One that is gone or damaged is for the step to report.
+void open_store(const Steps& steps, const cli::Common& common) {
+  std::optional<StepPlan> plan;
+  try {
+    if (is_planned(steps)) plan = load_plan(*steps.folder);
+  } catch (const IoError&) {
+  }
+  if (plan) cli::open_store_of(*plan, common);
 }
 
 int work(const CLI::App& app, const cli::Common& common, const StepsArguments& args) {
@@ -102,18 +148,22 @@ int work(const CLI::App& app, const cli::Common& common, const StepsArguments& a
     if (args.wait > 0 && !steps.is_output_there) {
       throw IoError(
           {.file = args.path},
-          "nobody has planned it within " + counted(static_cast<uint64_t>(args.wait), "second"), 0)
+          "no process planned it within " + counted(static_cast<uint64_t>(args.wait), "second"), 0)
           .with_hint("look whether the tool with --emit-plan has run, and sees the same folder");
     }
     return say_committed(app, common, "work", steps, args.path);
   }
+  open_store(steps, common);
   const auto begin = std::chrono::steady_clock::now();
   const StepsDone done = [&] {
     const cli::ProgressDisplay display(progress, common);
     const cli::Writing writing;
-    return work_on_steps(
-        *steps.folder, cli::this_program(),
-        {.threads = common.threads, .share = args.share, .only_share = args.only_share}, progress);
+    return work_on_steps(*steps.folder, cli::this_program(),
+                         {.threads = common.threads,
+                          .share = args.share,
+                          .only_share = args.only_share,
+                          .answer = cli::answering_tasks()},
+                         progress);
   }();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const std::string output = steps.output.string();
@@ -128,7 +178,7 @@ int work(const CLI::App& app, const cli::Common& common, const StepsArguments& a
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": " << counted(done.portions, "portion") << ", "
               << human_bytes(done.bytes) << ", " << human_seconds(seconds.count()) << ", "
-              << (done.is_taken_over ? "and the rest is another process's, which commits"
+              << (done.is_taken_over ? "and another process commits the rest"
                   : done.left == 0   ? "and all have a result"
                                      : "and " + std::to_string(done.left) + " have no result yet")
               << "\n";
@@ -140,7 +190,7 @@ int work(const CLI::App& app, const cli::Common& common, const StepsArguments& a
   return cli::kDone;
 }
 
-// Until all portions have a result, or one cannot have one, or so many seconds have passed.
+// Waits until all portions have a result, one of them fails, or the time is over.
 void wait_for_results(const Steps& steps, int64_t seconds, const cli::Common& common) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
@@ -166,18 +216,29 @@ void wait_for_results(const Steps& steps, int64_t seconds, const cli::Common& co
   }
 }
 
-// Becomes the tool that has planned.
+// Lifts the limit of --max-memory: the program that this process becomes sets it again.
+void lift_memory_limit() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_DATA, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_DATA, &limit);
+}
+
+// Replaces this process by the tool that planned.
 [[noreturn]] void become(const cli::Common& common, const PlannedBy& by) {
   if (::chdir(by.folder.c_str()) != 0) {
-    throw IoError({.file = by.folder}, "cannot go to where it was planned", errno)
-        .with_hint("commit where the folder is that the plan was made in");
+    throw IoError({.file = by.folder}, "cannot enter the folder in which it was planned", errno)
+        .with_hint("commit on a machine that has this folder");
   }
   std::vector<std::string> words = by.words;
   std::vector<std::string> more;
   if (common.json) more.emplace_back("--json");
   if (common.quiet) more.emplace_back("--quiet");
   if (common.threads != 0) more.push_back("--threads=" + std::to_string(common.threads));
-  if (common.max_memory != 0) more.push_back("--max-memory=" + std::to_string(common.max_memory));
+  if (common.max_memory != 0) {
+    more.push_back("--max-memory=" + std::to_string(common.max_memory / 1000) + "KB");
+    lift_memory_limit();
+  }
   switch (common.progress) {
     case cli::ProgressMode::automatic:
       break;
@@ -203,16 +264,14 @@ int commit(const CLI::App& app, const cli::Common& common, const StepsArguments&
   const Steps steps = find_steps(args.path);
   if (!is_planned(steps)) {
     if (is_written(steps) && committing(steps).empty()) {
-      // All has its name, and a commit was killed while it removed what is left.
+      // All files have their final names: a commit was killed while it removed leftovers.
       const StagingOwner owner(*steps.folder);
       if (const int failed = remove_staging_folder(*steps.place, *steps.folder)) {
         throw IoError({.file = steps.folder->path().string()}, "cannot be removed", failed);
       }
     } else if (steps.left_over) {
-      // An empty one, and else what somebody else has just begun.
+      // The folder is removed if it is empty, and kept if another process has just begun to use it.
       static_cast<void>(steps.place->remove_folder(steps.left_over->path().filename()));
-    } else if (steps.folder && !is_written(steps)) {
-      static_cast<void>(find_planned(args.path));
     }
     return say_committed(app, common, "committed", steps, args.path);
   }
@@ -221,7 +280,7 @@ int commit(const CLI::App& app, const cli::Common& common, const StepsArguments&
     plan = load_plan(*steps.folder);
   } catch (const IoError&) {
     if (has_plan(*steps.folder)) throw;
-    return commit(app, common, args);  // another process removes it, having committed
+    return commit(app, common, args);  // another process has committed, and removes the plan
   }
   if (plan.by.program != cli::this_program()) {
     throw UsageError(steps.folder->path().string() + ": was planned by " + plan.by.program +
@@ -249,9 +308,10 @@ nlohmann::json failure_json(const StepFailure& failure) {
 
 int show(const CLI::App&, const cli::Common& common, const StepsArguments& args) {
   const Steps steps = find_steps(args.path);
+  if (!steps.folder) check_committed(steps, args.path);
   nlohmann::json data{{"output", steps.output.string()}};
   const std::string who = committing(steps);
-  std::string state = steps.is_output_there ? "committed" : "none";
+  std::string state = "committed";
   if (steps.folder) {
     data["folder"] = steps.folder->path().string();
     if (!who.empty()) data["committing"] = who;
@@ -303,13 +363,18 @@ int abandon(const CLI::App& app, const cli::Common& common, const StepsArguments
   std::string folder;
   if (const std::optional<Folder>& found = steps.folder ? steps.folder : steps.left_over) {
     folder = found->path().string();
+    open_store(steps, common);
     abandon_steps(steps);
+  } else {
+    check_committed(steps, args.path);
   }
   if (common.json) {
     cli::print_json("abandoned", {{"output", steps.output.string()}, {"removed", folder}});
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": "
-              << (folder.empty() ? "nothing is planned there" : "removed " + printable(folder))
+              << (folder.empty() ? printable(steps.output.string()) +
+                                       " is complete: nothing is left to be removed"
+                                 : "removed " + printable(folder))
               << "\n";
   }
   return cli::kDone;
@@ -330,16 +395,19 @@ cli::Command add(CLI::App& app, cli::Common& common, const std::string& name,
 void add_work_options(CLI::App& sub, cli::Common& common, StepsArguments& args) {
   sub.add_option_function<std::string>(
          "--share", [&](const std::string& text) { args.share = cli::parse_share(text); },
-         "Begin with share I of N, and then do what the others have left; 0/4 is the first\n"
-         "(default: whatever has no result, in any order)")
+         "Begin with share I of N, then work on portions that the others left; 0/4 is the\n"
+         "first (default: all portions without a result, in any order)")
       ->type_name("I/N");
-  sub.add_flag("--only-share", args.only_share, "With --share: do nothing of the others'");
+  sub.add_flag("--only-share", args.only_share,
+               "With --share: leave the portions of the others alone");
   add_wait(sub, args, "Wait so long for the plan (default: 0)");
   cli::add_pass_options(sub, common);
 }
 
 void add_commit_options(CLI::App& sub, cli::Common& common, StepsArguments& args) {
-  add_wait(sub, args, "Wait so long for others' results before doing what has none (default: 0)");
+  add_wait(
+      sub, args,
+      "Wait this long for others' results before working on portions without one (default: 0)");
   cli::add_pass_options(sub, common);
 }
 
@@ -347,12 +415,12 @@ int run(CLI::App& app, int argc, char** argv) {
   cli::Common common;
   cli::add_common(app, common, false);
   const std::vector<cli::Command> commands{
-      add(app, common, "work", "Do what is planned and has no result yet", work, add_work_options),
-      add(app, common, "commit", "Do what is left, and give the output its name", commit,
-          add_commit_options),
+      add(app, common, "work", "Work on planned portions that have no result yet", work,
+          add_work_options),
+      add(app, common, "commit", "Finish the remaining portions, and give the output its name",
+          commit, add_commit_options),
       add(app, common, "steps", "How far it is", show, nullptr),
-      add(app, common, "abandon", "Remove what was planned, and all that was done", abandon,
-          nullptr)};
+      add(app, common, "abandon", "Remove the plan and its results", abandon, nullptr)};
   for (const cli::Command& command : commands) cli::add_common(*command.app, common, false);
   app.require_subcommand(1);
   cli::set_examples(
@@ -360,7 +428,7 @@ int run(CLI::App& app, int argc, char** argv) {
                          "dsckpt work weights --share 2/8", "dsckpt steps weights",
                          "dsckpt commit weights --wait 3600", "dsckpt abandon weights"},
             .remarks = {"Any engine may run them: arrays of Slurm, Jobs of Kubernetes, Ray, Dask.",
-                        "Each may be called again, whatever has been done before."}});
+                        "Each may be called again at any time."}});
   return cli::run(app, common, argc, argv, [&] {
     return std::find_if(commands.begin(), commands.end(),
                         [](const cli::Command& command) { return command.app->parsed(); })

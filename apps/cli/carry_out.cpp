@@ -39,7 +39,7 @@ std::string checks_text(const RunStats& stats) {
   }
   if (stats.records_unchecked == 0) return text;
   return text + ", " + std::to_string(stats.records_unchecked) +
-         " not, of which little was read (--verify)";
+         " not, since only little of their records was read (--verify)";
 }
 
 std::string read_back_text(const RunStats& stats) {
@@ -73,7 +73,7 @@ std::string lines_of(const Listing& listing) {
 }
 
 void say_before(const CLI::App& app, const Common& common, const Job& job) {
-  for (const std::string& text : job.notes()) note(app, common, text);
+  notes(app, common, job.notes());
   if (common.json) return;
   std::cout << job->report->preface();
   for (const std::string& line : job.left_out()) std::cout << line << "\n";
@@ -90,7 +90,7 @@ void show(const Common& common, const Job& job, const std::filesystem::path& out
   std::optional<ShareForecast> shares;
   if (run.ranks > 0) {
     shares = forecast(job, output, options, run.ranks);
-    shares->rates = run.rates;
+    shares->disk_rate = run.disk_rate;
   }
   if (common.json) {
     nlohmann::json data = job_json(*job);
@@ -108,8 +108,8 @@ void show(const Common& common, const Job& job, const std::filesystem::path& out
   if (shares) std::cout << "\n" << shown(forecast_listing(*shares));
 }
 
-// Shows the plan, and throws what the run would. What it would lack is a note, in JSON one of the
-// object's.
+// Shows the plan, and throws the error that the run would throw. Missing space is only a note,
+// which is part of the object in JSON.
 void show_and_check(const CLI::App& app, const Common& common, const Job& job,
                     const std::filesystem::path& output, const RunArguments& run,
                     const RunOptions& options) {
@@ -144,7 +144,7 @@ void note_transfers(const CLI::App& app, const Common& common,
   note(app, common, "the run would take " + text);
 }
 
-// The next step of the user: files that were packed on the way have to be unpacked first.
+// Returns the user's next step. Files that were packed must be unpacked first.
 std::string next_of(const Job& job, const std::filesystem::path& output, const RunStats& stats) {
   if (far_place(std::filesystem::absolute(output))) return "";
   const std::string next = job->report->next(*job, output);
@@ -155,8 +155,8 @@ std::string next_of(const Job& job, const std::filesystem::path& output, const R
 
 void say_after(const CLI::App& app, const Common& common, const Job& job,
                const std::filesystem::path& output, const RunStats& stats) {
-  for (const std::string& text : job->report->notes_after(*job, output)) note(app, common, text);
-  for (const std::string& text : stats.notes) note(app, common, text);
+  notes(app, common, job->report->notes_after(*job, output));
+  notes(app, common, stats.notes);
   const std::string next = next_of(job, output, stats);
   if (common.json) {
     nlohmann::json data = job_json(*job);
@@ -169,7 +169,7 @@ void say_after(const CLI::App& app, const Common& common, const Job& job,
               << "\n";
     if (!next.empty()) std::cerr << app.get_name() << ": next: " << printable(next) << "\n";
   }
-  // The output is there whether or not anybody hears of it.
+  // The output is complete even if the message cannot be printed.
   try {
     flush_stdout();
   } catch (const IoError& error) {
@@ -178,26 +178,36 @@ void say_after(const CLI::App& app, const Common& common, const Job& job,
   }
 }
 
-// Nothing if another process has committed what was planned.
+// Returns nullopt if another process has committed the plan.
 std::optional<RunStats> run_job(const CLI::App& app, const Common& common, const Job& job,
                                 const std::filesystem::path& output, const RunArguments& run,
                                 const RunOptions& options, Progress& progress) {
+  const std::string& planned_in = run.steps.planned_in;
   if (run.steps.share) plan_and_work(app, common, job, output, run, progress);
+  // A commit to a store keeps its own work only as a worker's. Portions that fail are left to it.
+  if (run.steps.commits && !planned_in.empty()) {
+    try {
+      work_on_planned(common, planned_in, {}, progress);
+    } catch (const IoError&) {
+    }
+  }
   progress.bytes_done = 0;
   const ProgressDisplay display(progress, common);
   const Writing writing;
   if (progress.cancelled) throw InterruptedError();
-  if (run.steps.any()) return commit_planned(job, output, options, progress);
-  return dsckpt::run(job, output, options, progress, common.group.get());
+  if (run.steps.any()) return commit_planned(job, output, options, planned_in, progress);
+  if (common.ranks == nullptr) return dsckpt::run(job, output, options, progress);
+  const OtherRanks others{*common.ranks, planned_by(app)};
+  return dsckpt::run(job, output, options, progress, &others);
 }
 
 void say_was_committed(const CLI::App& app, const Common& common,
                        const std::filesystem::path& output) {
   if (common.json) {
-    print_json("committed", {{"output", output.string()}});
+    print_json("committed", {{"output", shown_path(output)}});
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": " << shown_path(output)
-              << " was committed before: nothing is left to be done\n";
+              << " was committed before: nothing is left to do\n";
   }
 }
 
@@ -209,7 +219,13 @@ std::string text_of(const Job& job) {
 
 int carry_out(const CLI::App& app, const Common& common, const Job& job,
               const std::filesystem::path& output, const RunArguments& run, Progress& progress) {
-  check_place(job->place, output, run.options.force, run.options.resume || run.steps.any());
+  if (!run.steps.planned_in.empty() && !run.steps.any()) {
+    throw UsageError("--plan-in goes with --emit-plan, or --share")
+        .with_hint(
+            "add --emit-plan: then 'dsckpt work DIR' works, and 'dsckpt commit DIR' ends it");
+  }
+  check_place(job->place, output, run.options.force, run.options.resume || run.steps.any(),
+              run.steps.planned_in);
   say_before(app, common, job);
   RunOptions options = run.options;
   if (options.threads == 0) options.threads = common.threads;

@@ -13,6 +13,7 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -24,8 +25,10 @@
 #include "cli/interrupt.h"
 #include "cli/messages.h"
 #include "cli/spelling.h"
+#include "cli/steps.h"
 #include "cli/terminal.h"
 #include "dsckpt/error.h"
+#include "exec/rank_readers.h"
 #include "io/far_files.h"
 #include "report/report.h"
 
@@ -49,7 +52,7 @@ int exit_code(ErrorKind kind) {
 
 namespace {
 
-// Shards are opened by the hundred.
+// A run may open hundreds of shards.
 void raise_descriptor_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
@@ -78,14 +81,14 @@ std::string usage_of(const CLI::App& app) {
   return text + "; --help lists the options";
 }
 
-// What to do about arguments that were not understood.
+// Returns a hint for arguments that were not understood.
 std::string usage_hint(const CLI::App& app, const std::vector<std::string>& arguments,
                        bool something_is_missing) {
   const std::string unknown = unknown_option(app, arguments);
-  if (is_option_of_a_path(unknown)) return "paths stand without an option: " + usage_of(app);
+  if (is_option_of_a_path(unknown)) return "paths are positional arguments: " + usage_of(app);
   if (is_degree(unknown)) {
-    return "tensor and pipeline parallelism stay as they are; on another grid a program loads what "
-           "to-universal makes";
+    return "reshard makes files for other tensor-parallel ranks (--tp) and pipeline stages (--pp); "
+           "to-universal writes checkpoints for any grid";
   }
   const std::string word = word_too_many(app, arguments);
   const CLI::App& command = app.get_subcommands().empty() ? app : *app.get_subcommands().front();
@@ -100,7 +103,7 @@ std::string usage_hint(const CLI::App& app, const std::vector<std::string>& argu
   return meant + " --help lists the options";
 }
 
-// Whether there is something to run: --help and the like have said what they had to say.
+// Returns whether there is something to run. --help and similar options have printed their text.
 bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11's order
@@ -164,17 +167,17 @@ IoError out_of_threads(const Common& common) {
 
 enum class Want { nothing, memory, threads };
 
-// What cannot be had. Allocates nothing.
+// Returns the missing resource. Allocates nothing.
 Want want_of(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return Want::memory;
-  // oneTBB's error of a thread has no type of its own.
+  // oneTBB's error for threads has no type of its own.
   if (std::string_view(error.what()).starts_with("pthread_create")) return Want::threads;
   const auto* const system = dynamic_cast<const std::system_error*>(&error);
   const int code = system == nullptr ? 0 : system->code().value();
   return code == EAGAIN || code == ENOMEM ? Want::threads : Want::nothing;
 }
 
-// Threads of oneTBB cannot let anybody catch that they have no memory, or cannot start another.
+// Nobody can catch an error of oneTBB's threads that lack memory or cannot start another thread.
 LastWords words_of_want;
 std::terminate_handler otherwise = nullptr;
 
@@ -225,11 +228,11 @@ void forget_stdout() {
 
 namespace {
 
-// The exit code, when everything has been said.
+// Runs `body`, reports errors and returns the exit code.
 int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
                    const std::function<int()>& body) {
   std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an I/O error, not a death
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes an I/O error
   raise_descriptor_limit();
   FarPaths far;
   bool as_json = false;
@@ -240,7 +243,7 @@ int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
   }
   try {
     arguments = canonical_arguments(app, arguments);
-    // `common` is filled in only if all arguments are right.
+    // `common` is set only if all arguments are valid.
     const auto options_end = std::find(arguments.begin(), arguments.end(), "--");
     as_json = std::find(arguments.begin(), options_end, "--json") != options_end;
     say_when_interrupted(app, as_json);
@@ -256,7 +259,7 @@ int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
     flush_stdout();
     return code;
   } catch (const UsageError& error) {
-    // What should have been a subcommand may have been taken for a path.
+    // A misspelled subcommand may have been taken for a path.
     const bool other = !app.get_subcommands({}).empty() && app.get_subcommands().empty();
     const std::string meant = other ? did_you_mean(app, arguments) : "";
     const bool is_said = error.hint().find(meant) != std::string::npos;
@@ -282,14 +285,25 @@ int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
 int run(CLI::App& app, const Common& common, int argc, char** argv,
         const std::function<int()>& body) {
   const int status = run_and_report(app, common, argc, argv, body);
-  end_group(common, status);
+  end_ranks(common, status);
   return status;
 }
 
-Command command_in_group(CLI::App& sub, Common& common, std::function<int()> body) {
+Command command_with_ranks(CLI::App& sub, Common& common, std::function<int()> body) {
   add_pass_options(sub, common);
-  add_group_options(sub, common);
-  return {&sub, [&common, body = std::move(body)] { return in_group(common, body); }};
+  add_rank_options(sub, common);
+  return {&sub, [&common, body = std::move(body)] { return with_ranks(common, body); }};
+}
+
+Command command_of_readers(CLI::App& app, CLI::App& sub, Common& common,
+                           std::function<int()> body) {
+  const auto steps = std::make_shared<ReadingSteps>();
+  add_step_options(sub, common, *steps);
+  return command_with_ranks(sub, common, [&app, &common, steps, body = std::move(body)] {
+    if (steps->any()) return read_in_steps(app, common, *steps, body);
+    if (common.ranks) common.readers = std::make_shared<RankReaders>(*common.ranks);
+    return body();
+  });
 }
 
 }  // namespace dsckpt::cli

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/group.h"
 #include "cli/help.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "cli/progress_display.h"
+#include "cli/ranks.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt::cli {
@@ -41,9 +41,12 @@ struct Command {
 };
 // Adds a subcommand, with its options, to `app`. Its state lives as long as the Command.
 using AddCommand = Command(CLI::App& app, Common& common);
-// The command of `sub` whose `body` runs in_group(). Adds the options of add_pass_options and
-// add_group_options.
-Command command_in_group(CLI::App& sub, Common& common, std::function<int()> body);
+// The command of `sub` whose `body` runs with_ranks(). Adds the options of add_pass_options and
+// add_rank_options.
+Command command_with_ranks(CLI::App& sub, Common& common, std::function<int()> body);
+// The same for a command that only reads, by common.readers. It can also be done in steps, with
+// common.step. Then `body` is called for the first and for the last one.
+Command command_of_readers(CLI::App& app, CLI::App& sub, Common& common, std::function<int()> body);
 
 // Parses `argv` into `app` and runs `body`, whose result is the exit code. Accepts the spellings of
 // Python's argparse (spelling.h). Errors become a message on stderr (and a JSON object on stdout
@@ -59,7 +62,7 @@ int run_tool(CLI::App& app, int argc, char** argv) {
   Arguments arguments;
   add_options(app, arguments);
   return run(app, arguments.common, argc, argv,
-             [&] { return in_group(arguments.common, [&] { return work(app, arguments); }); });
+             [&] { return with_ranks(arguments.common, [&] { return work(app, arguments); }); });
 }
 
 // Throws IoError if printed text cannot be delivered. A pipe that its reader has closed is no

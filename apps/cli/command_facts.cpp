@@ -21,7 +21,7 @@ ValueKind kind_of(const CLI::Option& option, const OptionFacts& facts) {
   if (facts.value == "DIR" || facts.value == "CHECKPOINT") return ValueKind::folder;
   if (facts.value == "TAG") return ValueKind::tag;
   if (facts.value == "NAME") return ValueKind::tensor;
-  // A positional that was not said to be something else is a path.
+  // A positional argument is a path unless another type was set.
   const bool is_path = option.get_positional() && facts.value == "TEXT";
   return is_path || facts.value == "FILE" ? ValueKind::file : ValueKind::text;
 }

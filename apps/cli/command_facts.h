@@ -47,8 +47,8 @@ struct CommandFacts {
 CommandFacts facts_of(const CLI::App& app);
 
 // A line of JSON, of type "options" (messages.h): {"name", "description", "positionals": [option],
-// "options": [option], "commands": [the same]}, an option being {"names", "value", "kind",
-// "choices", "unless_given", "description", "required", "repeated"}.
+// "options": [option], "commands": [the same]}. An option is {"names", "value", "kind", "choices",
+// "unless_given", "description", "required", "repeated"}.
 std::string facts_json(const CommandFacts& facts);
 
 }  // namespace dsckpt::cli

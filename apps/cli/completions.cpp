@@ -14,7 +14,7 @@ std::string joined(const std::vector<std::string>& words, const std::string& sep
   return out;
 }
 
-// `text` with a backslash before each of `characters`.
+// Returns `text` with a backslash before each of `characters`.
 std::string escaped(const std::string& text, std::string_view characters) {
   std::string out;
   for (const char c : text) {
@@ -24,7 +24,7 @@ std::string escaped(const std::string& text, std::string_view characters) {
   return out;
 }
 
-// In single quotes of bash and zsh.
+// Quotes for bash and zsh.
 std::string quoted(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -48,7 +48,7 @@ std::vector<std::string> names_of(const std::vector<CommandFacts>& commands) {
   return names;
 }
 
-// Names that may stand where a subcommand does.
+// Returns the names that may stand for a subcommand.
 std::vector<std::string> first_words(const CommandFacts& tool) {
   std::vector<std::string> names = names_of(tool.subcommands);
   for (const ShortName& short_name : tool.short_names) names.push_back(short_name.name);
@@ -60,7 +60,7 @@ bool has_programs(const CommandFacts& tool) {
                      [](const CommandFacts& sub) { return sub.is_program; });
 }
 
-// What the words that are no options are.
+// Returns the kind of positional arguments.
 ValueKind positional_kind(const CommandFacts& command) {
   ValueKind kind = ValueKind::none;
   for (const OptionFacts& positional : command.positionals) {
@@ -129,7 +129,7 @@ constexpr const char* kBashStartEnd = R"(      -*) ;;
   done
 )";
 
-// Readline breaks words at = unless COMP_WORDBREAKS was told not to.
+// Readline breaks words at =, unless COMP_WORDBREAKS lacks it.
 constexpr const char* kBashOption = R"(  if [[ -z $ended ]]; then
     if [[ $current == --*=* ]]; then
       option=${current%%=*} assigned=${current%%=*}= current=${current#*=}
@@ -176,7 +176,7 @@ constexpr const char* kBashAssigned =
 }
 )";
 
-// The words from the program's name on are completed as if they were all.
+// Completes the words from the program's name on as a line of their own.
 constexpr const char* kBashProgram = R"(  if [[ -n $command ]]; then
     local function=_${command//-/_} at=1
     while [[ ${COMP_WORDS[at]} != "$command" ]]; do ((++at)); done
@@ -187,7 +187,7 @@ constexpr const char* kBashProgram = R"(  if [[ -n $command ]]; then
   fi
 )";
 
-// Puts what a short name stands for in its place.
+// Replaces a short name by the words that it stands for.
 std::string bash_short_names(const CommandFacts& tool) {
   if (tool.short_names.empty()) return "";
   std::string out = "  local -a long=()\n  case $command in\n";
@@ -203,7 +203,7 @@ std::string bash_short_names(const CommandFacts& tool) {
 )";
 }
 
-// What looks at the checkpoint that is named on the line.
+// Functions that read the checkpoint in the command line.
 constexpr const char* kZshFunctions = R"zsh(TOOL_path() {
   local word
   for word in "${(@Q)words[2,CURRENT-1]}"; do
@@ -260,7 +260,7 @@ bool looks_at_checkpoint(const CommandFacts& command) {
          std::any_of(command.subcommands.begin(), command.subcommands.end(), looks_at_checkpoint);
 }
 
-// `text` with the names of the tool's functions and of the tool itself.
+// Returns `text` with the names of the tool and of its functions.
 std::string of_tool(const CommandFacts& tool, std::string text) {
   if (!looks_at_checkpoint(tool)) return "";
   const std::pair<std::string, std::string> names[] = {{"TOOL", function_name(tool.name)},
@@ -289,7 +289,7 @@ std::string zsh_action(const std::string& tool, const OptionFacts& option) {
     case ValueKind::text:
       break;
   }
-  return " ";  // nothing that could be completed
+  return " ";  // no completion
 }
 
 std::string zsh_option(const std::string& tool, const OptionFacts& option) {
@@ -369,7 +369,7 @@ std::string zsh_subcommands(const CommandFacts& tool) {
   return out + "      esac\n      ;;\n  esac\n";
 }
 
-// In single quotes of fish.
+// Quotes for fish.
 std::string fish_quoted(const std::string& text) {
   return "'" + escaped(text, "'\\") + "'";
 }

@@ -8,10 +8,10 @@
 #include "checkpoint/find/tag_folder.h"
 #include "cli/carry_out.h"
 #include "cli/cli.h"
-#include "cli/group.h"
 #include "cli/interrupt.h"
 #include "cli/messages.h"
 #include "cli/progress_display.h"
+#include "cli/ranks.h"
 #include "cli/steps.h"
 #include "dsckpt/error.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kAll = "all";
 
-// Whether the next checkpoint may do better.
+// Returns whether the error concerns this checkpoint, so that the next one may succeed.
 bool is_of_checkpoint(ErrorKind kind) {
   return kind == ErrorKind::corrupt || kind == ErrorKind::inconsistent ||
          kind == ErrorKind::unsupported;
@@ -38,7 +38,7 @@ int for_each_tag(const CLI::App& app, const Common& common, std::string& input,
   if (source.tag != kAll || fs::is_directory(fs::path(input) / kAll, failed)) return convert();
   if (output.empty()) throw UsageError("--tag all needs a folder for the output");
   if (run.steps.any()) {
-    throw UsageError("--tag all is several conversions, and steps are of one")
+    throw UsageError("--tag all runs several conversions, but steps are for a single one")
         .with_hint("plan each tag by itself, with --tag TAG and an output of its own");
   }
   const fs::path folder = output;

@@ -1,11 +1,15 @@
 #include "cli/far_paths.h"
 
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "base/launch.h"
 #include "base/text.h"
 #include "bucket/bucket_url.h"
 #include "bucket/buckets.h"
@@ -15,7 +19,6 @@
 #include "cli/option_facts.h"
 #include "dsckpt/error.h"
 #include "exec/workers.h"
-#include "group/launch.h"
 
 namespace dsckpt::cli {
 namespace {
@@ -28,13 +31,13 @@ BucketOptions& options_given() {
   return options;
 }
 
-// Of the FarPaths that lives.
+// The buckets of the FarPaths object that exists.
 std::unique_ptr<Buckets>& buckets() {
   static std::unique_ptr<Buckets> buckets;
   return buckets;
 }
 
-// CLI11 gives what was typed, and takes what it is to be.
+// CLI11 passes the typed text, and takes the path in its place.
 CLI::Option* take_urls(CLI::Option* option, BucketUse use) {
   const auto to_place = [use](std::string& text) {
     if (is_url(text) && buckets() != nullptr) text = buckets()->place_of(text, use).string();
@@ -43,13 +46,11 @@ CLI::Option* take_urls(CLI::Option* option, BucketUse use) {
   return some_path(option)->transform(CLI::Validator(to_place, "", "far_path"));
 }
 
-bool is_one_of_several(const GroupOptions& group) {
-  if (group.engine == GroupEngine::none) return false;
-  const std::optional<Launch> launch = find_launch(::getenv);
-  return launch && launch->size > 1;
+std::optional<Launch> launch_of(const MeetingOptions& options) {
+  return options.alone ? std::nullopt : find_launch(::getenv);
 }
 
-// Of a URL that is neither an input nor an output.
+// Refuses URLs in options that are neither an input nor an output.
 void refuse_other_urls(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& value : option->results()) {
@@ -59,6 +60,32 @@ void refuse_other_urls(const CLI::App& app) {
     }
   }
   for (const CLI::App* sub : app.get_subcommands()) refuse_other_urls(*sub);
+}
+
+void open(Buckets& urls, BucketOptions options, const Common& common) {
+  options.max_memory = common.max_memory;
+  urls.open(options, ::getenv, is_interrupted);
+}
+
+// The options of add_far_options() among the words of a command.
+BucketOptions options_in(const std::vector<std::string>& words) {
+  BucketOptions options;
+  const auto take = [](const std::string& word, std::string_view name,
+                       const std::function<void(const std::string&)>& set) {
+    if (word.starts_with(name)) set(word.substr(name.size()));
+  };
+  for (const std::string& word : words) {
+    if (word == "--") break;
+    take(word, "--s3-endpoint=", [&](const std::string& value) { options.endpoint = value; });
+    take(word, "--s3-region=", [&](const std::string& value) { options.region = value; });
+    take(word,
+         "--s3-path-style=", [&](const std::string& value) { options.path_style = value == "on"; });
+    take(word, "--s3-requests=", [&](const std::string& value) {
+      options.requests = static_cast<unsigned>(std::stoul(value));
+    });
+    if (word == "--s3-unsigned") options.is_unsigned = true;
+  }
+  return options;
 }
 
 std::string traffic_text(const HttpTraffic& traffic, const std::string& whom) {
@@ -86,6 +113,10 @@ CLI::Option* input_path(CLI::Option* option) {
 
 CLI::Option* output_path(CLI::Option* option) {
   return take_urls(option, BucketUse::output);
+}
+
+CLI::Option* either_path(CLI::Option* option) {
+  return take_urls(option, BucketUse::either);
 }
 
 void add_far_options(CLI::App& app) {
@@ -124,26 +155,32 @@ FarPaths::~FarPaths() {
   buckets() = nullptr;
 }
 
+void open_store_of(const StepPlan& plan, const Common& common) {
+  const std::string url = plan.job.place.target.string();
+  if (plan.job.place.far.part_bytes == 0) return;
+  static_cast<void>(buckets()->place_of(url, BucketUse::output));
+  open(*buckets(), options_in(plan.by.words), common);
+}
+
 int FarPaths::run(const CLI::App& app, const Common& common, const std::function<int()>& body) {
   Buckets& urls = *buckets();
   refuse_other_urls(app);
   if (urls.is_empty()) return body();
-  if (is_one_of_several(common.group_options)) {
+  const std::optional<Launch> launch = launch_of(common.meeting);
+  if (urls.has_inputs() && launch && launch->size > 1) {
     throw UsageError("s3:// and https:// are read by one process, not by several ranks")
         .with_hint(
             "start it without mpirun, srun or torchrun, or with --group none on one of them; "
             "ranks read a mounted bucket (rclone mount)");
   }
-  BucketOptions options = options_given();
-  options.max_memory = common.max_memory;
   {
     Progress progress;
     const InterruptGuard guard(progress);
-    urls.open(options, ::getenv, is_interrupted);
+    open(urls, options_given(), common);
   }
   int status = kDone;
   with_threads(default_threads(), [&] { status = body(); });
-  if (!common.json) {
+  if (!common.json && (!launch || launch->rank == 0)) {
     note(app, common,
          traffic_text(urls.traffic(), urls.has_stores() ? "the object store" : "the web server"));
   }

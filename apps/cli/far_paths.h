@@ -11,12 +11,14 @@
 #include <optional>
 
 #include "cli/options.h"
+#include "exec/step_files.h"
 
 namespace dsckpt::cli {
 
-// Let `option` take URLs as well as paths.
+// Let `option` take URLs as well as paths. Other arguments decide what either_path() is.
 CLI::Option* input_path(CLI::Option* option);
 CLI::Option* output_path(CLI::Option* option);
+CLI::Option* either_path(CLI::Option* option);
 // Adds --s3-endpoint and related options, in a group of their own. add_common() calls it.
 void add_far_options(CLI::App& app);
 
@@ -36,8 +38,13 @@ class FarPaths {
   // Makes the folders, calls `body` and returns its result. Uses as many threads as the stores take
   // requests at once. Prints the number of requests, as text. Without URLs it only calls `body`.
   // Throws the errors of Buckets::open() and `body`, and UsageError if a launcher has started
-  // several ranks.
+  // several ranks and an input is at a URL.
   int run(const CLI::App& app, const Common& common, const std::function<int()>& body);
 };
+
+// In such a body: opens the object store of a plan, if its outputs are in one. The settings are
+// the planner's, and the credentials are this process's. Throws as
+// Buckets::open().
+void open_store_of(const StepPlan& plan, const Common& common);
 
 }  // namespace dsckpt::cli

@@ -11,7 +11,7 @@
 namespace dsckpt::cli {
 namespace {
 
-constexpr size_t kWidth = 80;  // of what ends the text
+constexpr size_t kWidth = 80;  // of the text at the end
 
 std::string entry(const std::string& names, const std::string& description, size_t width) {
   const size_t indent = std::min<size_t>(30, width * 3 / 8);
@@ -64,7 +64,7 @@ class HelpFormatter : public CLI::Formatter {
     return paragraph(app->get_description(), width_);
   }
 
-  // Of a tool; a subcommand has none.
+  // Prints a tool's footer; subcommands have none.
   std::string make_footer(const CLI::App* app) const override {
     const Examples& examples = examples_of(*app);
     if (examples.commands.empty()) return "";
@@ -74,7 +74,7 @@ class HelpFormatter : public CLI::Formatter {
     return out;
   }
 
-  // Further lines under the first word of the arguments.
+  // Aligns further lines with the first word of the arguments.
   std::string make_usage(const CLI::App* app, std::string name) const override {
     const std::string text = Formatter::make_usage(app, std::move(name));
     const size_t begin = text.find_first_not_of('\n');
@@ -88,7 +88,7 @@ class HelpFormatter : public CLI::Formatter {
 
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
     if (is_positional) return entry(option->get_name(true), option->get_description(), width_);
-    // Long names stand below the long names that have a short one.
+    // Long names without a short one are aligned with other long names.
     const bool only_long = option->get_lnames().size() == 1 && option->get_snames().empty();
     return entry((only_long ? "    " : "") + joined_names(*option) + make_option_opts(option),
                  option->get_description() + (option->get_required() ? " (required)" : ""), width_);

@@ -38,7 +38,7 @@ extern "C" void on_signal(int) {
 }
 
 std::atomic<bool> asked{false};
-std::atomic<bool> answered{false};  // by whoever listens
+std::atomic<bool> answered{false};  // by a progress display
 
 extern "C" void on_request(int) {
   asked = true;
@@ -61,7 +61,7 @@ InterruptGuard::InterruptGuard(Progress& progress) {
   for (const int signal : kSignals) {
     struct sigaction inherited {};
     ::sigaction(signal, nullptr, &inherited);
-    // What was started with nohup goes on when the terminal goes.
+    // A program under nohup ignores SIGHUP, and this must not change.
     if (inherited.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
   }
   struct sigaction patience {};
@@ -79,7 +79,7 @@ InterruptGuard::~InterruptGuard() {
     ::sigaction(signal, nullptr, &current);
     if (current.sa_handler == on_signal) std::signal(signal, SIG_DFL);
   }
-  // One of these may be on its way.
+  // Such a signal may still be pending.
   std::signal(SIGALRM, SIG_IGN);
   std::signal(SIGUSR1, SIG_IGN);
   cancel_flag = nullptr;

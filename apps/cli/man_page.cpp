@@ -9,7 +9,7 @@
 namespace dsckpt::cli {
 namespace {
 
-// Text that troff prints as it is. A hyphen is what a user types, so it must not become a dash.
+// Escapes text for troff. Users type hyphens, so they must not become dashes.
 std::string literal(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -50,7 +50,7 @@ std::string italic(const std::string& text) {
   return "\\fI" + literal(text) + "\\fR";
 }
 
-// A sentence: what stands between backquotes is bold.
+// Formats a sentence: text between backquotes is bold.
 std::string prose(const std::string& text) {
   std::string out;
   for (size_t at = 0;;) {
@@ -62,7 +62,7 @@ std::string prose(const std::string& text) {
   }
 }
 
-// Whole lines, of which none looks like a request.
+// Formats whole lines so that none looks like a request.
 std::string lines(const std::string& text) {
   std::string out;
   for (const std::string& line : wrapped(text, 78)) {
@@ -122,7 +122,7 @@ bool has(const CommandFacts& tool, const OptionFacts& option) {
   });
 }
 
-// What all subcommands share with the tool is explained once.
+// Options that all subcommands share with the tool are explained once.
 std::string subsection(const CommandFacts& tool, CommandFacts sub) {
   const auto shared =
       std::stable_partition(sub.options.begin(), sub.options.end(),
@@ -160,7 +160,10 @@ std::string environment() {
          bold("NO_COLOR") + "\nIf it is set and not empty, no colours, unless\n" +
          bold("--color=always") + " asks for them.\n.TP\n" + bold("CLICOLOR_FORCE") +
          "\nIf it is set and not 0, colours also where the output is no terminal.\n.TP\n" +
-         bold("COLUMNS") + "\nThe width of a terminal that does not tell its own.\n.TP\n" +
+         bold("COLUMNS") +
+         "\n"
+         "The width of a terminal that does not report it.\n"
+         ".TP\n" +
          bold("TERM") + "\nA terminal that is " + bold("dumb") + " gets no colours.\n";
 }
 
@@ -193,9 +196,10 @@ std::string man_page(const CommandFacts& tool, const std::string& version) {
   }
   for (const std::string& call : calls) out += (&call == &calls.front() ? "" : ".PP\n") + call;
   out += ".SH DESCRIPTION\n" + sentence(tool.description);
-  out += ".PP\n" + lines(
-                       "An option may be abbreviated as long as it is clear, and its hyphens "
-                       "may be underscores.");
+  out +=
+      ".PP\n" +
+      lines(
+          "An option may be abbreviated if it is unambiguous, and its hyphens may be underscores.");
   out += ".SH OPTIONS\n" + entries(tool);
   if (!tool.subcommands.empty()) out += ".SH SUBCOMMANDS\n";
   for (const CommandFacts& sub : tool.subcommands) out += subsection(tool, sub);

@@ -4,6 +4,7 @@
 #include <CLI/App.hpp>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "cli/options.h"
 
@@ -21,5 +22,8 @@ void hint(const Common& common, const std::string& text);
 // print_json().
 void note(const std::string& tool, const Common& common, const std::string& text);
 void note(const CLI::App& app, const Common& common, const std::string& text);
+// note() for each of `texts`, but prints those that differ in one name alone as one:
+// "'a' is left out; likewise 'b', 'c'".
+void notes(const CLI::App& app, const Common& common, const std::vector<std::string>& texts);
 
 }  // namespace dsckpt::cli

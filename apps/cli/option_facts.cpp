@@ -12,7 +12,7 @@
 namespace dsckpt::cli {
 namespace {
 
-// CLI11 has no place for a user's data. A process has one CLI::App, so entries never go.
+// CLI11 cannot attach user data. A process has one CLI::App, so entries are never removed.
 std::map<const CLI::Option*, std::vector<std::string>>& choices() {
   static std::map<const CLI::Option*, std::vector<std::string>> all;
   return all;

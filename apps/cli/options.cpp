@@ -17,10 +17,10 @@
 #include "cli/command_facts.h"
 #include "cli/completions.h"
 #include "cli/far_paths.h"
-#include "cli/group.h"
 #include "cli/help.h"
 #include "cli/man_page.h"
 #include "cli/option_facts.h"
+#include "cli/ranks.h"
 #include "cli/steps.h"
 #include "cli/terminal.h"
 #include "cli/version.h"
@@ -36,7 +36,7 @@ std::string version_text(const std::string& tool) {
          " at run time)\nfeatures: " + kFeatures;
 }
 
-// --generate: prints, and ends the parsing.
+// Handles --generate: prints the text and ends parsing.
 void generate(const CLI::App& app, const std::string& what) {
   const CommandFacts facts = facts_of(app);
   std::cout << (what == "bash"   ? bash_completion(facts)
@@ -51,7 +51,8 @@ constexpr int kMostRanks = 65536;
 
 enum class IoClass { none, idle };
 
-// Of this thread and all that it will start. ioprio_set(2), which has no wrapper.
+// Sets the class of this thread and of all threads that it starts: ioprio_set(2), which has no
+// wrapper.
 void set_io_class(IoClass io_class) {
   constexpr int kWhoProcess = 1;  // IOPRIO_WHO_PROCESS
   constexpr int kIdle = 3 << 13;  // IOPRIO_CLASS_IDLE
@@ -59,13 +60,15 @@ void set_io_class(IoClass io_class) {
   throw IoError({}, "cannot become idle at the disk", errno);
 }
 
-// What is allocated beyond throws std::bad_alloc. setrlimit(2).
+// Limits memory, so that larger allocations throw std::bad_alloc: setrlimit(2).
 void limit_memory(uint64_t bytes) {
-  const rlimit limit{bytes, bytes};
+  rlimit limit{};
+  ::getrlimit(RLIMIT_DATA, &limit);
+  limit.rlim_cur = std::min<rlim_t>(bytes, limit.rlim_max);
   if (::setrlimit(RLIMIT_DATA, &limit) != 0) throw IoError({}, "cannot limit memory", errno);
 }
 
-// An option for one of a few words; `take` gets what the word means. The first is the default.
+// An option for one of a few words. `take` gets the word's meaning. The first word is the default.
 template <typename T>
 CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& metavar,
                         const std::vector<std::pair<std::string, T>>& meanings,
@@ -89,16 +92,14 @@ CLI::Option* add_rate(CLI::App& app, const std::string& name, uint64_t& rate,
 
 void add_forecast_options(CLI::App& app, RunArguments& run) {
   in_range(app.add_option("--ranks", run.ranks,
-                          "With --dry-run: show also what each of N ranks (mpirun -n N) would do"),
+                          "With --dry-run: also show the work of each of N ranks (mpirun -n N)"),
            1, kMostRanks)
       ->type_name("N");
-  add_rate(app, "--disk-rate", run.rates.disk,
+  add_rate(app, "--disk-rate", run.disk_rate,
            "With --ranks: and how long it takes if each reads and writes so many bytes a second");
-  add_rate(app, "--network-rate", run.rates.network,
-           "With --ranks: the same, if rank 0 sends so many bytes a second");
   app.parse_complete_callback([&run] {
-    if (run.ranks == 0 && (run.rates.disk != 0 || run.rates.network != 0)) {
-      throw UsageError("--disk-rate and --network-rate go with --dry-run --ranks N")
+    if (run.ranks == 0 && run.disk_rate != 0) {
+      throw UsageError("--disk-rate goes with --dry-run --ranks N")
           .with_hint("to write more slowly: --limit-rate RATE");
     }
     if (run.ranks != 0 && !run.dry_run) {
@@ -109,7 +110,7 @@ void add_forecast_options(CLI::App& app, RunArguments& run) {
   });
 }
 
-// "auto", "8", "8,16MiB" or "all,16MiB".
+// Parses "auto", "8", "8,16MiB" or "all,16MiB".
 Striping parse_striping(const std::string& text) {
   constexpr int kMostOsts = 2000;
   constexpr uint64_t kSmallest = 64 << 10;
@@ -161,7 +162,7 @@ void add_common(CLI::App& app, Common& common, bool reads) {
       ->type_name("SIZE")
       ->group(kCommonGroup);
   if (app.get_parent() == nullptr) {
-    app.set_version_flag("--version", version_text(app.get_name()), "Which version this is")
+    app.set_version_flag("--version", version_text(app.get_name()), "Print the version")
         ->group(kCommonGroup);
     one_of(app.add_option_function<std::string>(
                "--generate", [&app](const std::string& what) { generate(app, what); },
@@ -180,8 +181,8 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
   input_path(app.add_option(name, path, "Folder with `latest` (or --tag), or a tag's own folder"))
       ->required();
   app.add_option("-t,--tag", source.tag,
-                 "Tag to read (default: what `latest` says);\n"
-                 "all: each of them, into a folder of its name")
+                 "Tag to read (default: the one in `latest`);\n"
+                 "all: every tag, each into a folder of its name")
       ->type_name("TAG");
   add_tp_rules(app, source.tp_rules);
   add_param_names(app, source.param_names);
@@ -191,16 +192,17 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
 
 void add_tp_rules(CLI::App& app, std::vector<std::string>& rules) {
   app.add_option("--tp-rule", rules,
-                 "How tensor-parallel slices go together where the checkpoint does not say it:\n"
+                 "How to merge tensor-parallel slices if the checkpoint has no rule:\n"
                  "REGEX=cat:0, cat:1, replicated, average or sum")
       ->type_name("RULE")
       ->allow_extra_args(false);
 }
 
 void add_param_names(CLI::App& app, std::filesystem::path& names) {
-  input_path(app.add_option("--param-names", names,
-                            "Names of model.named_parameters(), one a line: for an optimizer of\n"
-                            "another framework that numbers its parameters"))
+  input_path(
+      app.add_option("--param-names", names,
+                     "File with the names of model.named_parameters(), one per line, for an\n"
+                     "optimizer of another framework that numbers its parameters"))
       ->type_name("FILE");
 }
 
@@ -213,30 +215,56 @@ void add_key_map(CLI::App& app, std::filesystem::path& rules) {
 
 void add_model(CLI::App& app, std::string& model) {
   app.add_option("--model", model,
-                 "Where several models were saved, such as an actor and its critic: which")
+                 "Model to read, if several were saved, such as an actor and its critic")
       ->type_name("NAME");
 }
 
 void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots) {
-  input_path(app.add_option(
-                 "--root", roots,
-                 "Another folder with files of the same tag: what another node kept on its own\n"
-                 "disk; once for each"))
+  input_path(
+      app.add_option("--root", roots,
+                     "Another folder with files of the same tag, such as another node's own disk;\n"
+                     "may be repeated"))
       ->type_name("DIR")
       ->allow_extra_args(false);
 }
 
 void add_weights_options(CLI::App& app, SourceOptions& source) {
   app.add_option("--strip-prefix", source.strip_prefix,
-                 "Of weights: take this from the front of names that have it")
+                 "Of weights: remove this from the front of names that have it")
       ->type_name("PREFIX");
   app.add_option("--add-prefix", source.add_prefix, "Of weights: put this in front of all names")
       ->type_name("PREFIX");
 }
 
+void add_set_change(CLI::App& app, SetChange& change) {
+  const auto patterns = [&](const char* name, std::vector<std::string>& list, const char* text) {
+    return app.add_option(name, list, text)->type_name("REGEX")->allow_extra_args(false);
+  };
+  patterns("--unfreeze", change.unfreeze,
+           "Frozen parameters that the new run trains, with states that begin empty");
+  patterns("--freeze", change.freeze, "Trained parameters that the new run does not train");
+  patterns("--drop", change.drop, "Parameters and buffers that the new run does not have");
+  input_path(app.add_option("--add", change.add,
+                            "New parameters that the new run trains, such as adapters or a head:\n"
+                            "a Hugging Face folder, a .safetensors or .bin file"))
+      ->type_name("WEIGHTS");
+  CLI::Option* resize =
+      count_from_one(app.add_option("--resize-vocab", change.vocab_rows,
+                                    "Tokens of the new run: embeddings and heads get so many rows"))
+          ->type_name("N");
+  patterns("--vocab", change.vocab,
+           "Parameters with a row for each token; default: those with the usual names")
+      ->needs(resize);
+  app.add_option("--new-rows", change.new_rows,
+                 "Rows of new tokens: mean of all old ones, zero, or taken from weights")
+      ->type_name("mean|zero|WEIGHTS")
+      ->default_str("mean")
+      ->needs(resize);
+}
+
 void add_follow_links(CLI::App& app, bool& follow_links) {
   app.add_flag("--follow-links", follow_links,
-               "Copy also what links in the input lead to outside of it");
+               "Copy also the targets of links that leave the input");
 }
 
 void become_idle_at_disk() {
@@ -246,12 +274,12 @@ void become_idle_at_disk() {
 void add_pass_options(CLI::App& app, Common& common) {
   in_range(
       app.add_option("--threads", common.threads,
-                     "Threads to use (default: one a core, and as many more as keep a disk busy)"),
+                     "Threads to use (default: one per core, and more if that keeps a disk busy)"),
       1, 4096)
       ->type_name("N");
-  add_choice<IoClass>(app, "--io-class", "CLASS",
-                      {{"none", IoClass::none}, {"idle", IoClass::idle}}, set_io_class,
-                      "Priority at the disk: none (as started), or idle (when nobody else asks)");
+  add_choice<IoClass>(
+      app, "--io-class", "CLASS", {{"none", IoClass::none}, {"idle", IoClass::idle}}, set_io_class,
+      "Priority at the disk: none (unchanged), or idle (after all other processes)");
   add_choice<ProgressMode>(
       app, "--progress", "WHEN",
       {{"auto", ProgressMode::automatic},
@@ -286,11 +314,11 @@ void add_output_options(CLI::App& app, Common& common, RunArguments& run,
       ->type_name("COUNT[,SIZE]");
   CLI::Option* resume =
       app.add_flag("--resume", run.options.resume,
-                   "Keep what is done if the run stops, and go on with what was kept");
+                   "Keep the progress if the run stops, and continue from earlier progress");
   in_range(app.add_option_function<int64_t>(
                   "--save-every",
                   [&](int64_t seconds) { run.options.save_every = std::chrono::seconds(seconds); },
-                  "With --resume: make sure of what is done every so many seconds (default: 10)")
+                  "With --resume: sync progress to disk every SECONDS (default: 10)")
                ->needs(resume),
            0, 24 * 3600)
       ->type_name("SECONDS");
@@ -314,10 +342,10 @@ void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std
     add_pack_flag(
         app, "--zstd", run,
         "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks;\n"
-        "--zstd=LEVEL, 1 to 19, compresses harder what repeats");
+        "--zstd=LEVEL, 1 to 19, compresses repetitive data harder");
   }
   add_pass_options(app, common);
-  add_group_options(app, common);
+  add_rank_options(app, common);
 }
 
 }  // namespace dsckpt::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -10,13 +11,18 @@
 
 #include "dsckpt/checkpoint.h"
 #include "dsckpt/run.h"
+#include "exec/meeting.h"
+#include "exec/reading.h"
 #include "exec/share_forecast.h"
 #include "exec/step_work.h"
-#include "group/join.h"
 
 namespace dsckpt::cli {
 
 enum class ProgressMode { automatic, always, never, json };
+
+// The step of a command that only reads (steps.h): all of it, or the first or the last. The first
+// prints nothing.
+enum class ReadingStep : uint8_t { all, plan, commit };
 
 // Options that every tool has, and the group that --help shows them in.
 inline constexpr const char* kCommonGroup = "Common options";
@@ -26,8 +32,11 @@ struct Common {
   unsigned threads = 0;
   uint64_t max_memory = 0;  // bytes; 0: what there is
   ProgressMode progress = ProgressMode::automatic;
-  GroupOptions group_options = {};
-  std::shared_ptr<Group> group = {};  // of which this is rank 0; nullptr: alone (in_group())
+  MeetingOptions meeting = {};
+  std::shared_ptr<Meeting> ranks = {};  // of which this is rank 0; nullptr: alone (with_ranks())
+  // For command_of_readers(): who reads, and which step it is.
+  std::shared_ptr<Readers> readers = {};
+  ReadingStep step = ReadingStep::all;
 };
 
 // Adds --json, --quiet, --color, --max-memory and --help to a tool or a subcommand. Unless it
@@ -50,6 +59,9 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
                             SourceOptions& source);
 // For tools that accept weights in place of a checkpoint: adds --strip-prefix and --add-prefix.
 void add_weights_options(CLI::App& app, SourceOptions& source);
+// Adds the options of another set of parameters: --unfreeze, --freeze, --add, --drop,
+// --resize-vocab.
+void add_set_change(CLI::App& app, SetChange& change);
 // For commands that copy files: adds --follow-links.
 void add_follow_links(CLI::App& app, bool& follow_links);
 // Sets the I/O class of --io-class idle. Throws IoError.
@@ -61,6 +73,7 @@ void add_pass_options(CLI::App& app, Common& common);
 struct StepArguments {
   bool plans = false;                   // the first
   uint64_t portions = 0;                // about so many; 0: as many as suit
+  std::string planned_in = {};          // the plan's folder, only if the output is in a store
   bool commits = false;                 // the last
   std::optional<StepShare> share = {};  // what one of several processes does, all steps of them
 
@@ -71,19 +84,19 @@ struct StepArguments {
 struct RunArguments {
   RunOptions options;
   bool dry_run = false;
-  int ranks = 0;  // that a dry run tells the shares of; 0: tells none
-  StatedRates rates = {};
+  int ranks = 0;           // that a dry run tells the shares of; 0: tells none
+  uint64_t disk_rate = 0;  // ShareForecast's
   StepArguments steps = {};
 };
-// For commands that run a job, also in a group: adds --dry-run, --ranks, --disk-rate and
-// --network-rate, --force, --fsync, --io, --verify-output, --limit-rate, --stripe. Adds --resume,
-// --save-every, --emit-plan, --portions and --share. The help of --force is `force`.
+// For commands that run a job, also on several ranks: adds --dry-run, --ranks, --disk-rate,
+// --force, --fsync, --io, --verify-output, --limit-rate, --stripe. Adds --resume,
+// --save-every, --emit-plan, --portions, --plan-in and --share. The help of --force is `force`.
 void add_output_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force);
 // Adds a flag that takes a level, for packed output.
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
                    const std::string& text);
 // For tools that run their own plan: adds the options above, and those of add_pass_options and
-// add_group_options. Adds --verify, and --zstd if `packs`: some of the output can be packed.
+// add_rank_options. Adds --verify, and --zstd if `packs`: some of the output can be packed.
 void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force,
                      bool packs = true);
 

@@ -25,25 +25,25 @@ struct ProgressDisplay::Impl {
   using Clock = std::chrono::steady_clock;
   static constexpr size_t kBar = 30;
   static constexpr size_t kLeastBar = 5;
-  static constexpr double kQuietSeconds = 0.5;  // most checkpoints are opened in less
+  static constexpr double kQuietSeconds = 0.5;  // most checkpoints open faster
 
-  Impl(const Progress& of, const Group* ranks, ProgressMode mode, bool is_shown)
+  Impl(const Progress& of, const Meeting* others, ProgressMode mode, bool is_shown)
       : progress(of),
-        group(ranks),
+        ranks(others),
         shown(is_shown),
         as_json(mode == ProgressMode::json),
         always(mode == ProgressMode::always) {}
 
   const Progress& progress;
-  const Group* const group;  // nullptr: this process runs alone
-  const bool shown;          // otherwise only when somebody asks
+  const Meeting* const ranks;  // nullptr: this process runs alone
+  const bool shown;            // otherwise only when somebody asks
   const bool as_json;
   const bool always;
   Clock::time_point start = Clock::now();
   std::mutex mutex;
   std::condition_variable wake;
   bool stop = false;
-  size_t drawn = 0;  // columns of the line that is there
+  size_t drawn = 0;  // columns of the current line
   ProgressRequests requests;
   std::thread thread;
 
@@ -66,9 +66,9 @@ struct ProgressDisplay::Impl {
     drawn = 0;
   }
 
-  // A line that stays.
+  // Prints a line that is not overwritten.
   void answer() {
-    if (as_json && shown) return;  // there are lines anyway
+    if (as_json && shown) return;  // the lines are printed anyway
     if (drawn > 0) std::fputs("\n", stderr);
     drawn = 0;
     const Facts now = facts();
@@ -95,7 +95,7 @@ struct ProgressDisplay::Impl {
     }
   };
 
-  // Files, before there are bytes.
+  // The opened files, until there are bytes.
   struct Opening {
     uint64_t done;
     uint64_t total;
@@ -143,7 +143,7 @@ struct ProgressDisplay::Impl {
     const int slowest = progress.slowest_rank;
     return {
         done, total, rate, left,
-        group != nullptr && slowest >= 0 ? std::optional(group->member(slowest)) : std::nullopt};
+        ranks != nullptr && slowest >= 0 ? std::optional(ranks->member(slowest)) : std::nullopt};
   }
 
   void show() {
@@ -161,8 +161,8 @@ struct ProgressDisplay::Impl {
               << "\n";
   }
 
-  // One line, which the next one is written over. The last column of a terminal stays free: what
-  // is written there makes some of them begin a new line.
+  // Draws a line that the next one overwrites. The last column of the terminal stays free, since
+  // some terminals begin a new line after it.
   void draw(double fraction, std::string line) {
     const Terminal terminal = Terminal::of_stderr();
     const size_t width = terminal.tables ? terminal.width - 1 : std::string::npos;
@@ -186,7 +186,7 @@ ProgressDisplay::ProgressDisplay(const Progress& progress, const Common& common)
   const bool terminal = ::isatty(STDERR_FILENO) == 1 && !common.quiet;
   const bool shown = common.progress != ProgressMode::never &&
                      (common.progress != ProgressMode::automatic || terminal);
-  impl_ = std::make_unique<Impl>(progress, common.group.get(), common.progress, shown);
+  impl_ = std::make_unique<Impl>(progress, common.ranks.get(), common.progress, shown);
   impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
 }
 

@@ -30,11 +30,11 @@ std::vector<std::string> long_names(const CLI::App& app) {
   return names;
 }
 
-// What other programs call their degrees of parallelism: no beginnings of options.
+// Other programs' options for degrees of parallelism. They are not abbreviations of options here.
 constexpr std::string_view kDegrees[] = {"--tp", "--pp", "--tensor-model-parallel-size",
                                          "--pipeline-model-parallel-size"};
 
-// Those that --help shows.
+// Returns the names that --help shows.
 std::vector<std::string> shown_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const std::string& name : long_names(app)) {
@@ -52,7 +52,7 @@ std::vector<std::string> that_begin_with(const std::vector<std::string>& names,
   std::vector<std::string> found;
   std::copy_if(names.begin(), names.end(), std::back_inserter(found),
                [&](const std::string& name) { return name.starts_with(beginning); });
-  // Nobody who types less means those of object stores (far_paths.h).
+  // A shorter beginning does not mean the options of object stores (far_paths.h).
   constexpr std::string_view kFar = "--s3";
   if (!beginning.starts_with(kFar)) {
     std::erase_if(found, [&](const std::string& name) { return name.starts_with(kFar); });
@@ -60,8 +60,8 @@ std::vector<std::string> that_begin_with(const std::vector<std::string>& names,
   return found;
 }
 
-// The names that `beginning` may stand for. A tool's own come before those that all tools have: the
-// script that it stands in for knows no others.
+// Returns the names that `beginning` may stand for. The tool's own names come first: the replaced
+// script knows no others.
 std::vector<std::string> meant_by(const CLI::App& app, const std::string& beginning) {
   std::vector<std::string> found = that_begin_with(long_names(app), beginning);
   std::vector<std::string> own = found;
@@ -83,7 +83,8 @@ std::string canonical_option(const CLI::App& app, const std::string& argument) {
   return name + value;
 }
 
-// "--flag True" and "--flag False", as Python's programs write flags: the flag, and nothing.
+// Python programs write flags as "--flag True" and "--flag False", which become the flag and
+// nothing.
 void take_boolean(const CLI::App& app, std::vector<std::string>& arguments, size_t& at) {
   const CLI::Option* option = app.get_option_no_throw(arguments[at]);
   if (option == nullptr || option->get_expected_max() != 0) return;
@@ -96,8 +97,8 @@ void take_boolean(const CLI::App& app, std::vector<std::string>& arguments, size
   if (is_false) --at;
 }
 
-// The letters to insert, delete, replace or swap with their neighbours to make `b`, or a beginning
-// of it, of `a`.
+// The number of letters to insert, delete, replace or swap so that `a` becomes `b`, or a beginning
+// of `b`.
 struct Distance {
   size_t whole;
   size_t beginning;
@@ -121,7 +122,7 @@ Distance distance(const std::string& a, const std::string& b) {
   return {above.back(), *std::min_element(above.begin(), above.end())};
 }
 
-// The names that `word` begins, else the one that it is a slip of the fingers away from.
+// Returns the names that `word` begins, else the most similar name.
 std::vector<std::string> likely(const std::vector<std::string>& names, const std::string& word) {
   std::vector<std::string> found = that_begin_with(names, word);
   if (!found.empty()) return found;
@@ -140,7 +141,7 @@ std::vector<std::string> likely(const std::vector<std::string>& names, const std
   return found;
 }
 
-// What other programs call an option, and what it is called here.
+// Other programs' name of an option, and the name here.
 struct Synonym {
   std::string_view theirs;
   std::string_view ours;
@@ -181,7 +182,7 @@ constexpr std::string_view kPaths[] = {"--checkpoint-dir", "--checkpoint", "--ou
                                        "--output-file",    "--output",     "--input-folder",
                                        "--output-folder",  "--input",      "--path"};
 
-// `word` under the name it has here, if one of `names` is that; else those that it is like.
+// Returns the name here of another program's `word` if `names` has it, else similar names.
 std::vector<std::string> meant_by(const std::vector<std::string>& names, const std::string& word) {
   for (const Synonym& synonym : kSynonyms) {
     if (synonym.theirs != word) continue;
@@ -192,7 +193,7 @@ std::vector<std::string> meant_by(const std::vector<std::string>& names, const s
   return likely(names, word);
 }
 
-// "'a', 'b' or 'c'"
+// Returns "'a', 'b' or 'c'".
 std::string listed_words(const std::vector<std::string>& names) {
   std::string out;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -224,7 +225,7 @@ bool is_word(const std::string& argument) {
   return !argument.starts_with("-");
 }
 
-// Of the words behind `help`: the command, and no other.
+// Checks the words after `help`, which must be one command.
 void check_help(const CLI::App& app, const std::vector<std::string>& words) {
   if (words.empty() || !is_word(words[0])) return;
   const CLI::App* command = subcommand(app, words[0]);
@@ -247,7 +248,7 @@ std::vector<std::string> canonical_arguments(const CLI::App& app,
     check_help(app, arguments);
     arguments.insert(arguments.begin() + (arguments.empty() ? 0 : 1), "--help");
   }
-  // "CHECKPOINT verify": the other way round, unless there is a file of that name.
+  // "CHECKPOINT verify" is swapped, unless a file has the first name.
   std::error_code unreadable;
   if (arguments.size() > 1 && !arguments[0].starts_with("-") && !subcommand(app, arguments[0]) &&
       subcommand(app, arguments[1]) && !std::filesystem::exists(arguments[1], unreadable)) {
@@ -275,7 +276,7 @@ std::string unknown_command(const CLI::App& app, const std::vector<std::string>&
     if (is_word(arguments[i])) return subcommand(app, arguments[i]) ? "" : arguments[i];
     const CLI::Option* option = app.get_option_no_throw(name_part(arguments[i]));
     if (option == nullptr) return "";
-    // What is asked of the program itself is answered whatever comes behind it.
+    // The program itself answers these, whatever words follow.
     const std::string& name = arguments[i];
     if (name == "-h" || name == "--help" || name == "--version") return "";
     if (option->get_expected_max() > 0 && name == name_part(name)) ++i;
@@ -319,7 +320,7 @@ std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& ar
     return did_you_mean(app, {arguments.begin() + 1, arguments.end()});
   }
   const CLI::App* command = &app;
-  int words = 0;  // that are no options
+  int words = 0;  // positional arguments
   const std::vector<std::string> subcommands = names_of_commands(app);
   const bool wants_command = app.get_require_subcommand_min() > 0;
   const std::string no_command = unknown_command(app, arguments);
@@ -331,7 +332,7 @@ std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& ar
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       return question(meant_by(shown_names(*command), name));
     }
-    // "PATH verfy" has its command behind the path.
+    // In "PATH verfy" the command comes after the path.
     if (subcommands.empty() || command != &app || argument.starts_with("-") || ++words > 2)
       continue;
     std::error_code unreadable;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <ostream>
 #include <set>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -14,7 +16,7 @@ namespace {
 
 constexpr size_t kGap = 2;
 constexpr size_t kLeastWrapped = 20;
-constexpr size_t kLeastCut = 24;  // of a name in the middle, before columns go that should stay
+constexpr size_t kLeastCut = 24;  // of a name; columns are left out before it is cut shorter
 constexpr std::string_view kBounds = "./";
 
 bool is_word(std::string_view part) {
@@ -23,8 +25,8 @@ bool is_word(std::string_view part) {
   });
 }
 
-// With parts but the last cut to `letters`, from the front, until it fits into `width`. Numbers
-// stay: they tell layers apart.
+// Cuts all parts except the last to `letters`, from the front, until the name fits into `width`.
+// Numbers stay, since they distinguish layers.
 std::string abbreviated(const std::string& name, size_t width, size_t letters) {
   std::string out = name;
   for (size_t at = 0; columns_of(out) > width;) {
@@ -38,7 +40,7 @@ std::string abbreviated(const std::string& name, size_t width, size_t letters) {
   return out;
 }
 
-// Each in at most `width` columns; nullopt if they would not all stay different.
+// Narrows each name to `width` columns. Returns nullopt if some would become equal.
 std::optional<std::vector<std::string>> narrowed(const std::vector<std::string>& names,
                                                  size_t width) {
   std::vector<std::string> out;
@@ -55,7 +57,8 @@ std::optional<std::vector<std::string>> narrowed(const std::vector<std::string>&
   return out;
 }
 
-// What all that are not empty begin with, up to a bound; "" of a single one.
+// Returns the common beginning of all names that are not empty, up to a bound. "" if they are all
+// equal.
 std::string common_front(const std::vector<std::string>& names) {
   const std::string* first = nullptr;
   size_t size = 0;
@@ -80,23 +83,23 @@ std::string common_front(const std::vector<std::string>& names) {
 
 }  // namespace
 
-// A table on its way into a width.
+// A table while it is fitted into a width.
 class Table::Fitting {
  public:
-  Fitting(const Table& table, size_t width) : columns_(table.columns_), width_(width) {
-    for (const Row& row : table.rows_) {
-      rows_.push_back(row.cells);
-      is_total_.push_back(row.is_total);
-    }
+  Fitting(const Table& table, size_t width)
+      : columns_(table.columns_), rows_(table.rows_), width_(width) {
     for (size_t c = 0; c < columns_.size(); ++c) {
       if (columns_[c].named) named_ = c;
-      const auto is_empty = [&](const auto& cells) { return cells[c].empty(); };
+      const auto is_empty = [&](const Row& row) { return row.cells[c].empty(); };
       if (c == 0 || !std::all_of(rows_.begin(), rows_.end(), is_empty)) shown_.push_back(c);
+    }
+    if (named_) {
+      for (const Row& row : rows_) names_.push_back(row.cells[*named_]);
     }
     fit();
   }
 
-  // Lines above the rows, and below them.
+  // front() is a line above the rows; notes() are lines below them.
   std::string front() const { return front_.empty() ? "" : "all names begin with " + front_; }
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -105,12 +108,19 @@ class Table::Fitting {
     for (const Column& column : columns_) cells.push_back(column.heading);
     return line(cells).front();
   }
-  std::vector<std::string> lines(size_t row) const { return line(rows_[row]); }
+  std::vector<std::string> lines(size_t row) const {
+    std::vector<std::string> cells = rows_[row].cells;
+    if (named_) cells[*named_] = names_[row];
+    return line(cells);
+  }
 
  private:
   size_t widest(size_t column) const {
     size_t most = columns_of(columns_[column].heading);
-    for (const auto& cells : rows_) most = std::max(most, columns_of(cells[column]));
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      const bool is_name = named_ == column;
+      most = std::max(most, columns_of(is_name ? names_[r] : rows_[r].cells[column]));
+    }
     return most;
   }
 
@@ -120,7 +130,7 @@ class Table::Fitting {
     return sum;
   }
   bool fits() const { return total() <= width_; }
-  // Names that take most of a line are abbreviated or cut before columns go for them.
+  // Long names are abbreviated or cut before columns are left out for them.
   bool fits_without_long_names() const {
     size_t sum = total();
     if (named_ && std::find(shown_.begin(), shown_.end(), *named_) != shown_.end()) {
@@ -128,7 +138,7 @@ class Table::Fitting {
     }
     return sum <= width_;
   }
-  // What is left for a column beside the others.
+  // Returns the room for a column beside the others.
   size_t left_for(size_t column) const {
     const size_t others = total() - wide_[column];
     return others < width_ ? width_ - others : 0;
@@ -137,14 +147,14 @@ class Table::Fitting {
   std::vector<std::string> names() const {
     std::vector<std::string> all;
     for (size_t r = 0; r < rows_.size(); ++r) {
-      if (!is_total_[r]) all.push_back(rows_[r][*named_]);
+      if (!rows_[r].is_total) all.push_back(names_[r]);
     }
     return all;
   }
   void rename(const std::vector<std::string>& names) {
     auto name = names.begin();
     for (size_t r = 0; r < rows_.size(); ++r) {
-      if (!is_total_[r]) rows_[r][*named_] = *name++;
+      if (!rows_[r].is_total) names_[r] = *name++;
     }
     wide_[*named_] = widest(*named_);
   }
@@ -189,7 +199,7 @@ class Table::Fitting {
     if (columns_[last].wraps) wide_[last] = std::max(left_for(last), kLeastWrapped);
   }
 
-  // The column of the highest rank; or else the last. Not the first one.
+  // Leaves out the column of the highest rank, or else the last column, but never the first.
   bool leave_out(std::set<size_t>& left_out, bool ranked) {
     auto found = shown_.end();
     for (auto at = std::next(shown_.begin()); at < shown_.end(); ++at) {
@@ -235,13 +245,13 @@ class Table::Fitting {
   }
 
   const std::vector<Column>& columns_;
+  const std::vector<Row>& rows_;
   const size_t width_;
-  std::vector<std::vector<std::string>> rows_;
-  std::vector<bool> is_total_;
-  std::vector<size_t> shown_;  // columns, in their order
-  std::vector<size_t> wide_;   // of every column
+  std::vector<std::string> names_;  // as they are shown; of all rows if `named_`
+  std::vector<size_t> shown_;       // columns in their order
+  std::vector<size_t> wide_;        // widths of all columns
   std::optional<size_t> named_;
-  std::string front_;  // of all names, not shown
+  std::string front_;  // common beginning of all names, not shown
   std::vector<std::string> notes_;
 };
 
@@ -255,25 +265,32 @@ void Table::add_total(std::vector<std::string> cells, Style style) {
   rows_.back().is_total = true;
 }
 
-std::string Table::text(const Terminal& terminal) const {
-  if (!terminal.tables || rows_.empty()) return tabs(terminal);
-  const Fitting fitting(*this, terminal.width);
-  std::string out;
-  for (const std::string& line : wrapped(fitting.front(), terminal.width)) {
-    if (!line.empty()) out += shortened(line, terminal.width) + "\n";
+void Table::write(std::ostream& out, const Terminal& terminal) const {
+  if (!terminal.tables || rows_.empty()) {
+    write_tabs(out, terminal);
+    return;
   }
-  out += styled(terminal, Style::bold, fitting.headings()) + "\n";
+  const Fitting fitting(*this, terminal.width);
+  for (const std::string& line : wrapped(fitting.front(), terminal.width)) {
+    if (!line.empty()) out << shortened(line, terminal.width) << "\n";
+  }
+  out << styled(terminal, Style::bold, fitting.headings()) << "\n";
   for (size_t r = 0; r < rows_.size(); ++r) {
     for (const std::string& line : fitting.lines(r)) {
-      out += styled(terminal, rows_[r].style, line) + "\n";
+      out << styled(terminal, rows_[r].style, line) << "\n";
     }
   }
   for (const std::string& note : fitting.notes()) {
     for (const std::string& line : wrapped(note, terminal.width)) {
-      out += styled(terminal, Style::dim, shortened(line, terminal.width)) + "\n";
+      out << styled(terminal, Style::dim, shortened(line, terminal.width)) << "\n";
     }
   }
-  return out;
+}
+
+std::string Table::text(const Terminal& terminal) const {
+  std::ostringstream out;
+  write(out, terminal);
+  return std::move(out).str();
 }
 
 std::string bytes_cell(const Terminal& terminal, uint64_t bytes) {
@@ -284,14 +301,12 @@ std::string count_cell(const Terminal& terminal, uint64_t count) {
   return terminal.tables ? grouped(count) : std::to_string(count);
 }
 
-std::string Table::tabs(const Terminal& terminal) const {
-  std::string out;
+void Table::write_tabs(std::ostream& out, const Terminal& terminal) const {
   for (const Row& row : rows_) {
     std::string fields;
     for (size_t i = 0; i < row.cells.size(); ++i) fields += (i == 0 ? "" : "\t") + row.cells[i];
-    out += styled(terminal, row.style, fields) + "\n";
+    out << styled(terminal, row.style, fields) << "\n";
   }
-  return out;
 }
 
 }  // namespace dsckpt::cli

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,8 @@ class Table {
   // The same of a row whose name is none of the others' kind, such as a total.
   void add_total(std::vector<std::string> cells, Style style = Style::plain);
   bool empty() const { return rows_.empty(); }
+  // Writes line by line, so no text of the whole table is in memory.
+  void write(std::ostream& out, const Terminal& terminal) const;
   std::string text(const Terminal& terminal) const;
 
  private:
@@ -48,7 +51,7 @@ class Table {
   };
   class Fitting;
 
-  std::string tabs(const Terminal& terminal) const;
+  void write_tabs(std::ostream& out, const Terminal& terminal) const;
 
   std::vector<Column> columns_;
   std::vector<Row> rows_;

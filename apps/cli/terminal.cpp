@@ -48,14 +48,14 @@ Terminal terminal_of(int descriptor) {
 
 struct Character {
   size_t size;     // bytes, with the combining marks that follow
-  size_t columns;  // 0: marks that follow nothing
+  size_t columns;  // 0: marks without a character
 };
 
 bool is_ascii(const std::string& text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
 }
 
-// Of any locale, and without one: what the C library knows lies in files that may not be there.
+// This depends on no locale: the C library's tables are in files that may not be installed.
 std::vector<Character> characters_of(std::string_view text) {
   std::vector<Character> characters;
   while (!text.empty()) {
@@ -78,7 +78,7 @@ size_t sum_of(const std::vector<Character>& characters) {
                          [](size_t sum, const Character& c) { return sum + c.columns; });
 }
 
-// How many bytes of the characters from `first` on fit into `columns`.
+// Returns the bytes of the characters from `first` on that fit into `columns`.
 template <class Iterator>
 size_t bytes_that_fit(Iterator first, Iterator last, size_t columns) {
   size_t bytes = 0;

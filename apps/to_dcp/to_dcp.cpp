@@ -1,4 +1,4 @@
-// to-dcp: a DeepSpeed checkpoint as one of torch.distributed.checkpoint, for FSDP2.
+// to-dcp: a DeepSpeed checkpoint converted to torch.distributed.checkpoint, for FSDP2.
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
@@ -37,7 +37,7 @@ DcpPreset preset_called(const std::string& name) {
   return kPresets.at(name);
 }
 
-// nullopt: each as it is stored.
+// nullopt: the stored types.
 std::optional<DType> type_called(const std::string& name) {
   static const std::map<std::string, std::optional<DType>> kTypes{
       {"float32", DType::float32}, {"fp32", DType::float32},      {"float16", DType::float16},
@@ -57,11 +57,11 @@ void add_options(CLI::App& app, Arguments& args) {
                 1u, kMostDcpRanks)
       ->type_name("N")
       ->required();
-  cli::one_of(
-      app.add_option("--preset", args.preset,
-                     "Whose keys and folders: of torch, dcp.load of {\"model\", \"optim\"};\n"
-                     "of Accelerate; of transformers' Trainer; of torchtitan; of Lightning Fabric"),
-      {"torch", "accelerate", "trainer", "torchtitan", "lightning"})
+  cli::one_of(app.add_option(
+                  "--preset", args.preset,
+                  "Keys and folders for this program: torch (dcp.load of {\"model\", \"optim\"}),\n"
+                  "Accelerate, transformers' Trainer, torchtitan, or Lightning Fabric"),
+              {"torch", "accelerate", "trainer", "torchtitan", "lightning"})
       ->type_name("WHO")
       ->capture_default_str();
   cli::one_of(
@@ -74,7 +74,7 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::add_key_map(app, args.source.key_map);
   app.add_flag("--weights-only", args.dcp.weights_only,
                "Leave out the optimizer, the scheduler and the counters");
-  cli::add_run_options(app, args.common, args.run, "Replace what to-dcp wrote there before", false);
+  cli::add_run_options(app, args.common, args.run, "Replace to-dcp's earlier output", false);
   cli::add_common(app, args.common);
   cli::set_examples(app,
                     {.commands = {"to-dcp ckpt ckpt_dcp --dp 8",

@@ -1,5 +1,5 @@
-// to-universal: a DeepSpeed checkpoint as a Universal Checkpoint, with ds_to_universal.py's command
-// line.
+// to-universal: a DeepSpeed checkpoint converted to a Universal Checkpoint, with the command line
+// of ds_to_universal.py.
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
@@ -26,7 +26,7 @@ constexpr const char* kFolders = "to-universal INPUT OUTPUT, or --input-folder a
 struct Arguments {
   std::string input;
   std::string output;
-  std::array<std::string, 2> folders;  // without an option's name
+  std::array<std::string, 2> folders;  // positional
   SourceOptions source;
   UniversalOptions universal;
   cli::RunArguments run;
@@ -55,8 +55,8 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::output_path(app.add_option("output", args.folders[1], "In place of --output-folder"))
       ->type_name("DIR");
   app.add_option("-t,--tag", args.source.tag,
-                 "Which checkpoint; default: what `latest` says;\n"
-                 "all: each of them, into a folder of its name")
+                 "Tag to read (default: the one in `latest`);\n"
+                 "all: every tag, each into a folder of its name")
       ->type_name("TAG");
   cli::add_param_names(app, args.source.param_names);
   cli::add_model(app, args.source.model);
@@ -69,7 +69,7 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_option("--num-merge-workers", args.merge_workers, "See --num-extract-workers")
       ->type_name("N");
   app.add_flag("--keep-temp-folder", args.keep_temp_folder,
-               "Accepted and without effect: there is no temporary folder");
+               "Accepted without effect: there is no temporary folder");
   app.add_flag(
       "--inject-missing-state", args.inject_missing_state,
       "Accepted and without effect: a universal_checkpoint_info that is not needed is not\n"
@@ -78,7 +78,7 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::input_path(
       app.add_option(
           "--like", args.source.like,
-          "Of weights: a checkpoint of the run that starts from them, which tells trained,\n"
+          "For weights: a checkpoint of the run that starts from them, with its trained,\n"
           "frozen and tied parameters and the optimizer's states"))
       ->type_name("CHECKPOINT");
   cli::add_weights_options(app, args.source);
@@ -98,7 +98,7 @@ void add_options(CLI::App& app, Arguments& args) {
            "and load ckpt."}});
 }
 
-// Gives each of the two that has no option what stands for it.
+// Sets the input and output that have no option from the positional arguments.
 void fill_folders(Arguments& args) {
   auto next = args.folders.begin();
   for (std::string* folder : {&args.input, &args.output}) {

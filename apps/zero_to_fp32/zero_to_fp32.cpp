@@ -53,10 +53,10 @@ struct Arguments {
   bool debug = false;
 };
 
-// What --merge takes for the base that the checkpoint holds itself.
+// The value of --merge for the base in the checkpoint itself.
 constexpr std::string_view kOwnBase = "checkpoint";
 
-// zero_to_fp32.py OUTPUT_DTYPE_NAMES, and "keep".
+// The names of zero_to_fp32.py OUTPUT_DTYPE_NAMES, and "keep".
 std::optional<DType> parse_dtype(const std::string& name) {
   static const std::map<std::string, std::optional<DType>> kNames{
       {"float32", DType::float32}, {"fp32", DType::float32},      {"float16", DType::float16},
@@ -65,23 +65,24 @@ std::optional<DType> parse_dtype(const std::string& name) {
   return kNames.at(name);
 }
 
-// What --dtype auto stands for.
+// Returns the type for --dtype auto.
 DType type_in_config(const Source& source, const WeightsOptions& weights) {
   const std::optional<DType> dtype = configured_dtype(source, weights);
   if (dtype) return *dtype;
-  throw UsageError("--dtype auto: no config.json with a dtype lies beside the checkpoint")
+  throw UsageError("--dtype auto: there is no config.json with a dtype beside the checkpoint")
       .with_hint("--hf-config DIR names the folder of one; or give the type, as --dtype bf16");
 }
 
 void add_options(CLI::App& app, Arguments& args) {
   cli::add_checkpoint_options(app, "checkpoint_dir", args.input, args.source);
-  cli::input_path(app.add_option("output_dir", args.output_dir,
-                                 "Folder for the weights; made if it is missing. Not with --peft"));
+  cli::either_path(
+      app.add_option("output_dir", args.output_dir,
+                     "Folder for the weights; made if it is missing. Not with --peft"));
   cli::input_path(
       app.add_option(
           "more", args.more,
-          "With --average: all are checkpoints or weights, but the last, which is the folder "
-          "for\nthe weights"))
+          "With --average: checkpoints or weights, except the last, which is the folder for the\n"
+          "result"))
       ->type_name("DIR");
   app.add_flag(
       "--average", args.average,
@@ -113,12 +114,12 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::one_of(
       app.add_option("--dtype", args.dtype,
                      "Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16);\n"
-                     "keep: as stored (masters are float32); auto: what config.json says"),
+                     "keep: as stored (masters are float32); auto: the type in config.json"),
       {"float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "keep", "auto"},
       cli::Case::ignored)
       ->type_name("TYPE")
       ->capture_default_str();
-  app.add_option("--keep-fp32", args.weights.keep_fp32, "These stay float32 whatever --dtype says")
+  app.add_option("--keep-fp32", args.weights.keep_fp32, "These stay float32 with any --dtype")
       ->type_name("REGEX")
       ->allow_extra_args(false);
   app.add_option("--include", args.weights.include, "Write only tensors whose name matches")
@@ -128,7 +129,7 @@ void add_options(CLI::App& app, Arguments& args) {
       ->type_name("REGEX")
       ->allow_extra_args(false);
   app.add_option("--strip-prefix", args.weights.strip_prefix,
-                 "Take this from the front of names that have it")
+                 "Remove this from the front of names that have it")
       ->type_name("PREFIX")
       ->allow_extra_args(false);
   cli::add_key_map(app, args.weights.key_map);
@@ -150,31 +151,30 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_flag("--states", args.weights.states,
                "Write the optimizer's states too, as optimizer_states/STATE.safetensors");
   app.add_flag("--torch-optimizer", args.weights.torch_optimizer,
-               "Write the optimizer too, as optimizer.pt, which optimizer.load_state_dict takes");
+               "Write the optimizer too, as optimizer.pt for optimizer.load_state_dict");
   cli::output_path(
-      app.add_option("--peft", args.peft,
-                     "Write the PEFT adapter that was trained to this folder, and nothing else"))
+      app.add_option("--peft", args.peft, "Write only the trained PEFT adapter, to this folder"))
       ->type_name("DIR");
   cli::input_path(
       app.add_option(
           "--merge", args.merge,
-          "Write the model with the PEFT adapter that was trained merged into BASE, the model\n"
-          "before: a Hugging Face folder, other weights, or the word checkpoint: what the run\n"
-          "has saved of it itself. The checkpoint may be a folder of peft's save_pretrained"))
+          "Write the model with the trained PEFT adapter merged into BASE, the model before: a\n"
+          "Hugging Face folder, other weights, or the word checkpoint for the base that the run\n"
+          "saved itself. The checkpoint may be a folder of peft's save_pretrained"))
       ->type_name("BASE");
   cli::some_path(
       app.add_option(
           "--peft-config", args.adapter.config,
           "With --peft or --merge: its adapter_config.json; default: the one beside the shards,\n"
-          "or what the tensors tell"))
+          "or derived from the tensors"))
       ->type_name("FILE");
   app.add_option("--lora-alpha", args.adapter.lora_alpha,
-                 "With --peft or --merge, where there is no adapter_config.json: lora_alpha")
+                 "With --peft or --merge, if there is no adapter_config.json: lora_alpha")
       ->type_name("ALPHA");
   app.add_flag("--allow-missing", args.source.allow_missing,
-               "Write what is complete without files that are missing or damaged, and list what\n"
-               "is not");
-  app.add_flag("-d,--debug", args.debug, "Say what was found in the checkpoint");
+               "Write the parameters that are complete without missing or damaged files, and list\n"
+               "the others");
+  app.add_flag("-d,--debug", args.debug, "Print facts about the checkpoint");
   cli::add_run_options(app, args.common, args.run, "Replace files of the same names");
   cli::add_common(app, args.common);
   cli::set_examples(
@@ -188,7 +188,7 @@ void add_options(CLI::App& app, Arguments& args) {
        .remarks = {}});
 }
 
-// What is given after the first checkpoint, in its place.
+// Moves the positional arguments to the checkpoints to average, except the output, which is last.
 std::vector<std::filesystem::path> take_averaged(Arguments& args) {
   std::vector<std::filesystem::path> paths{args.input};
   if (!args.output_dir.empty()) paths.emplace_back(args.output_dir);
@@ -243,7 +243,7 @@ void check_combinations(const Arguments& args) {
   }
 }
 
-// Which configuration and tokenizer come along.
+// Decides which configuration and tokenizer are copied.
 void take_companions(Arguments& args) {
   if (args.hf_config.empty() && !args.merge.empty() && args.merge != kOwnBase) {
     std::error_code failed;
@@ -251,13 +251,15 @@ void take_companions(Arguments& args) {
     if (std::filesystem::exists(base / "config.json", failed)) args.weights.hf_config = base;
   } else if (args.hf_config.empty()) {
     if (args.peft.empty()) args.weights.companions = args.output_dir;
-    args.weights.replace = args.run.options.force || args.run.options.resume;
+    // A commit to a store that was killed may have published them.
+    args.weights.replace =
+        args.run.options.force || args.run.options.resume || !args.run.steps.planned_in.empty();
   } else if (args.hf_config != "none") {
     args.weights.hf_config = args.hf_config;
   }
 }
 
-// Older scripts of DeepSpeed took the name of a file.
+// DeepSpeed's older scripts took a file name here.
 void note_folder(const CLI::App& app, const cli::Common& common,
                  const std::filesystem::path& output) {
   std::error_code failed;
@@ -266,13 +268,13 @@ void note_folder(const CLI::App& app, const cli::Common& common,
   cli::note(app, common, output.string() + " is the folder that the file is written into");
 }
 
-// Names such as base_model.model.q_proj.lora_A.default.weight are what DeepSpeed's script writes,
-// and nothing loads.
+// DeepSpeed's script writes names such as base_model.model.q_proj.lora_A.default.weight, which no
+// program loads.
 void refuse_adapter_as_it_is(const Checkpoint& checkpoint, const Arguments& args) {
   if (!args.weights.include.empty()) return;
   const std::string name = trained_adapter_tensor(checkpoint);
   if (name.empty()) return;
-  throw UsageError("a PEFT adapter was trained, and nothing loads its tensors by names as '" +
+  throw UsageError("a PEFT adapter was trained, and no program loads tensors with names such as '" +
                    printable(name) + "'")
       .with_hint(
           "--peft DIR writes the adapter, --merge BASE the model with it; --include . "

@@ -1,4 +1,4 @@
-// ckpt-inspect browse: the tree of modules on a terminal, to go in and out of.
+// ckpt-inspect browse: the tree of modules on a terminal, with keys to open and close them.
 
 #include <CLI/App.hpp>
 #include <memory>

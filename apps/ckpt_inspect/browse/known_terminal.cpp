@@ -6,7 +6,7 @@
 
 namespace dsckpt::inspect {
 
-// newterm() would say so too, but loses memory when it fails.
+// newterm() would report it too, but leaks memory when it fails.
 bool is_known_terminal(const char* name) {
   int why = 0;
   if (::setupterm(name, STDOUT_FILENO, &why) != OK) return false;

@@ -47,7 +47,7 @@ Lines in_sequence(std::vector<Lines> parts) {
   };
 }
 
-// Rows of values, broken between two of them.
+// Breaks rows of values between two values.
 std::vector<std::string> broken(const std::string& row, size_t columns) {
   std::vector<std::string> lines;
   for (size_t at = 0; at < row.size();) {
@@ -64,7 +64,7 @@ std::vector<std::string> broken(const std::string& row, size_t columns) {
   return lines;
 }
 
-// One a line; without what is "".
+// One line for each cell that is not empty.
 Lines cells_lines(const Cells& cells) {
   size_t width = 0;
   for (const auto& [heading, cell] : cells) width = std::max(width, heading.size());
@@ -76,7 +76,7 @@ Lines cells_lines(const Cells& cells) {
   return text_lines(std::move(lines));
 }
 
-// What of a lost tensor is said instead of its values, which are nowhere; "" of others.
+// Returns the text in place of a lost tensor's values, or "" for other tensors.
 std::string why_no_values(const Opened& opened, const NamedTensor& tensor) {
   return tensor.lost.empty() ? "" : lost_text(opened.contents, tensor);
 }
@@ -138,7 +138,7 @@ PageWork difference_page(const Opened& opened, const NamedTensor& a, const Named
         return text_lines({printable(tensor->label()) + ": " + lost});
       }
     }
-    // Of one name, as two paths would have it.
+    // Both get the same name, so that the tensors are compared with each other.
     std::vector<NamedTensor> first{a};
     std::vector<NamedTensor> second{b};
     second.front().name = first.front().name;

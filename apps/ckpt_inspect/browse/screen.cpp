@@ -42,8 +42,8 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Where programs without shared libraries run, there may be no descriptions of terminals. This one
-// is of what ECMA-48 says and of the keys of xterm, which the terminals below share:
+// A program without shared libraries may run where no descriptions of terminals are installed. This
+// one has the sequences of ECMA-48 and the keys of xterm, which the terminals below share:
 //
 //   xterm|terminals with ECMA-48 and the keys of xterm,
 //     am, bce, mir, msgr, xenl, colors#8, cols#80, it#8, lines#24, pairs#64,
@@ -54,7 +54,7 @@ std::string variable(const char* name) {
 //     rmkx=\E[?1l\E>, kbs=^?, kcub1=\EOD, kcud1=\EOB, kcuf1=\EOC, kcuu1=\EOA, kend=\EOF,
 //     khome=\EOH, knp=\E[6~, kpp=\E[5~,
 //
-// as `tic` and then `infocmp -q -0 -Q2` write it.
+// It is the output of `tic` and then `infocmp -q -0 -Q2`.
 constexpr const char* kDescription =
     "b64:GgEzAB0ADwBpAbkAeHRlcm18dGVybWluYWxzIHdpdGggRUNNQS00OCBhbmQgdGhlIGtleXMgb2YgeHRlcm0AAAEA"
     "AAEAAAAAAAAAAAEBAAAAAAAAAAAAAAAAAAFQAAgAGAD__________________________wgAQAD_____AAD_____AgAK"
@@ -75,7 +75,7 @@ constexpr std::array<std::string_view, 14> kLikeXterm{
     "alacritty", "eterm", "foot",   "gnome", "konsole", "linux", "mlterm",
     "putty",     "rxvt",  "screen", "st",    "tmux",    "vt",    "xterm"};
 
-// terminfo(5), "Fetching Compiled Descriptions".
+// See terminfo(5), "Fetching Compiled Descriptions".
 bool has_description(const std::string& terminal) {
   const std::string own = variable("TERMINFO");
   if (own.starts_with("hex:") || own.starts_with("b64:")) return true;
@@ -100,14 +100,15 @@ bool has_description(const std::string& terminal) {
 }
 
 UsageError no_screen(const std::string& terminal) {
-  const std::string what = terminal.empty() ? "TERM does not say which terminal this is"
-                                            : "nothing is known of a terminal '" + terminal + "'";
+  const std::string what = terminal.empty()
+                               ? "TERM is not set"
+                               : "there is no description of the terminal '" + terminal + "'";
   return UsageError(what + ", so nothing can be drawn on it")
       .with_hint("TERM=xterm fits most terminals; `ckpt-inspect tree` needs none");
 }
 
-// Whether characters beyond ASCII can be shown: if the locale, or one of those that only say so, is
-// there.
+// Sets a locale with UTF-8: the user's, or one that has nothing but UTF-8. Returns false if there
+// is none.
 bool take_utf8() {
   if (cli::wants_ascii()) {
     std::setlocale(LC_CTYPE, "C");

@@ -68,7 +68,7 @@ Browser::Order next_order(Browser::Order order) {
   return Browser::Order::bytes;
 }
 
-// A key, or the letter that stands for it.
+// Returns a key, or the key of a letter.
 Key key_in(const Typed& typed) {
   if (typed.key != Key::character) return typed.key;
   if (typed.character == "k") return Key::up;
@@ -101,19 +101,19 @@ Lines help_lines() {
 const std::vector<KeyHelp>& key_helps() {
   static const std::vector<KeyHelp> kHelps{
       {"up, down, k, j", "one line up or down; also PageUp, PageDown, Home, End, g, G"},
-      {"right, l, Enter", "into a module; of a tensor, where it lies"},
-      {"left, h, Backspace", "out of a module, back from a page"},
-      {"w, p, t", "of a tensor: where it lies, its first values (print), its statistics"},
+      {"right, l, Enter", "opens a module, or a tensor's position"},
+      {"left, h, Backspace", "leaves a module or a page"},
+      {"w, p, t", "a tensor's position, its first values (print), its statistics"},
       {"s", "sorts by bytes, name, elements, or in the order of the checkpoint"},
-      {"Tab", "counts the bytes of one kind only, the next, all of them; on a page, what is next"},
+      {"Tab", "counts only bytes of one kind, of the next, or all; on a page: the next view"},
       {"/", "searches a regular expression in the names of all tensors"},
-      {"n, N", "the next tensor that matches, the one before"},
-      {"Space, m", "marks a tensor, or no longer"},
-      {"d", "compares the two that are marked"},
-      {"b", "what every byte of the files is for"},
-      {"Esc", "stops what is being read; back from a page"},
+      {"n, N", "the next matching tensor, the previous one"},
+      {"Space, m", "marks a tensor, or unmarks it"},
+      {"d", "compares the two marked tensors"},
+      {"b", "the use of every byte of the files"},
+      {"Esc", "stops reading; leaves a page"},
       {"?", "these keys"},
-      {"q", "back from a page; quits"},
+      {"q", "leaves a page; quits"},
   };
   return kHelps;
 }
@@ -173,7 +173,7 @@ std::string View::what_of(const Browser::Line& line) const {
   return screen_.shown(what_text(*line.node));
 }
 
-// What there is room for. Names are cut where they must be, numbers never.
+// The columns that fit. Names may be cut, numbers never.
 struct View::Columns {
   size_t name = 0;
   size_t what = 0;  // 0: not shown
@@ -270,7 +270,7 @@ void View::draw_tree() {
   screen_.put(screen_.rows() - 1, 0, status());
 }
 
-// "fp32 masters 15.94 KB, exp_avg 15.94 KB", as many as there is room for.
+// Returns "fp32 masters 15.94 KB, exp_avg 15.94 KB", with as many kinds as fit.
 std::string View::kinds_text() const {
   if (const auto kind = browser_.counted()) {
     return "only " + printable(browser_.kinds()[*kind]) + " is counted (Tab)";
@@ -551,7 +551,7 @@ void View::start_tab(size_t tab) {
   page_->top = 0;
   page_->lines = nullptr;
   job_ = std::make_unique<PageJob>(page_->tabs[tab].work);
-  // What takes no time is not announced.
+  // Short work is not announced.
   if (job_->done_within(50)) {
     page_->lines = job_->take();
     job_.reset();

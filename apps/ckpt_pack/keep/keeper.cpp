@@ -19,6 +19,7 @@
 #include "exec/workers.h"
 #include "inspect/verify/verify.h"
 #include "io/far_files.h"
+#include "io/read_limit.h"
 #include "job/run_job.h"
 
 namespace dsckpt::pack {
@@ -26,9 +27,9 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::chrono::milliseconds kAskEvery{50};
-constexpr int kAsksALook = 20;  // at the place, of a run under way
+constexpr int kAsksALook = 20;  // checks of the place during a run
 
-// Stops a run when the process is to end, or when the place is not there any more.
+// Stops a run if the process is asked to end, or if the place vanishes.
 class PlaceWatch {
  public:
   PlaceWatch(const Progress& stop, const KeptPlace& place, Progress& job)
@@ -65,6 +66,10 @@ class PlaceWatch {
   std::thread thread_;
 };
 
+IoError place_is_lost(const fs::path& path) {
+  return IoError({.file = path.string()}, "the place is not there any more", 0);
+}
+
 int64_t nanoseconds(double seconds) {
   return static_cast<int64_t>(seconds * 1e9);
 }
@@ -98,7 +103,7 @@ int Keeper::run() {
     } catch (const InterruptedError&) {
       throw;
     } catch (const Error& error) {
-      // A wrong request fails at the first look. A later failure may go away again.
+      // A wrong request fails in the first pass. Later failures may be temporary.
       if (args_.once || (is_first && error.kind() == ErrorKind::usage)) throw;
       say_waiting(error);
     }
@@ -164,7 +169,7 @@ void Keeper::look() {
     }
     known.seen = each;
   }
-  // The newest first: should the machine be lost, the most is saved.
+  // The newest comes first, which saves the most if the machine fails.
   std::stable_sort(all.begin(), all.end(), [](const RunCheckpoint& a, const RunCheckpoint& b) {
     return a.changed > b.changed;
   });
@@ -175,7 +180,7 @@ void Keeper::look() {
   remove_by_policy(all);
 }
 
-// Checkpoints that the training has removed need not be known any more.
+// Forgets checkpoints that the training has removed.
 void Keeper::forget_gone(const std::vector<RunCheckpoint>& all) {
   std::erase_if(known_, [&](const auto& entry) {
     return std::none_of(all.begin(), all.end(),
@@ -183,7 +188,7 @@ void Keeper::forget_gone(const std::vector<RunCheckpoint>& all) {
   });
 }
 
-// A run that was stopped goes on with what it has left only if there is still the same to do.
+// Leftovers of a stopped run are kept only if their checkpoint is still to be copied.
 void Keeper::clear_begun(const std::vector<RunCheckpoint>& all) {
   const std::set<std::string> begun = place_.begun();
   for (const std::string& folder : begun) {
@@ -203,7 +208,7 @@ void Keeper::clear_begun(const std::vector<RunCheckpoint>& all) {
 
 bool Keeper::is_settled(const Known& known) const {
   if (known.seen.changed + nanoseconds(args_.interval) <= now_ns()) return true;
-  // Where the clock of the file server is ahead.
+  // The clock of the file server may be ahead.
   return Clock::now() - known.since >= std::chrono::duration<double>(args_.interval);
 }
 
@@ -227,8 +232,8 @@ void Keeper::look_at(const RunCheckpoint& checkpoint, const std::vector<RunCheck
   }
   if (!is_settled(known)) {
     ++waiting_;
-    // Otherwise a next look is near.
-    if (args_.once) say_once(known, "unfinished", "it has just changed, and may be written still");
+    // Without --once the next pass comes soon.
+    if (args_.once) say_once(known, "unfinished", "it has just changed, and may still be written");
     return;
   }
   try {
@@ -262,8 +267,8 @@ void Keeper::look_at(const RunCheckpoint& checkpoint, const std::vector<RunCheck
   }
 }
 
-// Sets `finding` if it is not whole. A save that its files have not said the end of yet is told
-// from a damaged one by nothing; when a file of it changes, it is looked at anew.
+// Verifies it, and sets `finding` if it is damaged. A save that is not finished looks the same, so
+// it is verified again after any of its files changes.
 void Keeper::verify_it(Known& known) {
   const fs::path folder = run_.path() / known.seen.name;
   std::vector<fs::path> paths;
@@ -277,7 +282,16 @@ void Keeper::verify_it(Known& known) {
     const cli::ProgressDisplay display(progress, common_);
     VerifyOptions options;
     options.threads = common_.threads;
-    const VerifyReport report = verify(inputs, path, options, progress);
+    const PlaceWatch watch(stop_, place_, progress);
+    const ReadLimit limit(args_.limit_rate, progress.cancelled);
+    const VerifyReport report = [&] {
+      try {
+        return verify(inputs, path, options, progress);
+      } catch (const InterruptedError&) {
+        if (!watch.is_lost()) throw;
+        throw place_is_lost(place_.path());
+      }
+    }();
     if (report.ok()) continue;
     const Finding& first = report.findings.front();
     known.finding = std::string(to_string(first.check)) + ": " +
@@ -306,7 +320,7 @@ Job Keeper::plan(const Known& known, Progress& progress) const {
     }
   }
   const Keep keep = args_.strip == to_string(Keep::weights) ? Keep::weights : Keep::resume;
-  // plan_strip() has one of its own.
+  // plan_strip() writes its own.
   if (seen.is_tag && args_.strip.empty()) {
     beside.texts.push_back({"latest", [&](const auto&) { return seen.name; }});
   }
@@ -328,7 +342,7 @@ Job Keeper::plan(const Known& known, Progress& progress) const {
         {.optimizer_states = keep == Keep::resume, .weights = false, .progress = &progress});
     return plan_kept_strip(source, keep, beside);
   }();
-  // A save may have gone on: the files must be those that were verified, and that the record names.
+  // The save may have continued: the files must be those that were verified and recorded.
   const std::optional<RunCheckpoint> now = run_.look(seen.name);
   if (!now || !now->same_as(seen)) {
     throw InconsistentError({.file = folder.string()}, "has changed since it was verified");
@@ -346,9 +360,9 @@ void Keeper::bring(Known& known) {
   try {
     run_job(known, folder, is_ours, job, progress);
   } catch (const UsageError& error) {
-    // An earlier run has left a copy of other files, or of another way to keep them.
+    // An earlier run left a copy of other files, or with other options.
     if (!is_ours || place_.is_far()) throw;
-    cli::note(app_, common_, seen.name + " is begun anew: " + error.what());
+    cli::note(app_, common_, seen.name + " starts again: " + error.what());
     if (const std::string note = place_.abandon(folder); !note.empty()) throw IoError({}, note, 0);
     run_job(known, folder, is_ours, job, progress);
   }
@@ -376,12 +390,10 @@ void Keeper::run_job(const Known& known, const std::string& folder, bool goes_on
   } catch (const InterruptedError&) {
     watch.end();
     if (!watch.is_lost()) throw;
-    throw IoError({.file = output.string()}, "the place is not there any more", 0);
+    throw place_is_lost(output);
   }
   watch.end();
-  if (!place_.is_same()) {
-    throw IoError({.file = output.string()}, "the place is not there any more", 0);
-  }
+  if (!place_.is_same()) throw place_is_lost(output);
   ++kept_;
   for (const std::string& note : stats.notes) cli::note(app_, common_, note);
   const std::string step = known.step ? ", step " + std::to_string(*known.step) : "";

@@ -1,5 +1,5 @@
-// Keeper: looks at a run again and again, brings its complete checkpoints to a place, and removes
-// from the run what is safe there and what no rule keeps. README.md has its states.
+// Keeper: looks at a run again and again, and brings its complete checkpoints to a place. It
+// removes from the run those that are safe there and that no rule keeps. README.md has its states.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -88,7 +88,7 @@ class Keeper {
   KeptPlace place_;
   std::map<std::string, Known> known_ = {};
   std::string waiting_for_ = {};
-  // Of a look.
+  // The result of a look.
   uint64_t kept_ = 0;
   uint64_t removed_ = 0;
   uint64_t waiting_ = 0;

@@ -26,9 +26,10 @@ namespace {
 constexpr const char* kState = ".dsckpt-keep";
 constexpr const char* kPlaceFile = ".dsckpt-keep/place.json";
 constexpr const char* kBegunFile = ".dsckpt-keep/begun";
+constexpr const char* kKeeperMarks = ".dsckpt-keep/keeper-";
 constexpr uint64_t kMostText = uint64_t{256} << 20;
 
-// The content of a file of `folder`, of any owner; nothing if there is none.
+// Returns the content of a file in `folder`, of any owner, or nullopt if there is no such file.
 std::optional<std::string> text_at(const Folder& folder, const fs::path& name) {
   const int fd = folder.open_to_read(name);
   if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
@@ -50,7 +51,7 @@ std::string text_member(const nlohmann::json& data, const char* key) {
   return has ? data[key].get<std::string>() : "";
 }
 
-// Of the place file's content.
+// Returns the id in the content of the place file.
 std::optional<std::string> id_of(const std::optional<std::string>& text) {
   if (!text) return std::nullopt;
   return text_member(parse_json(*text), "id");
@@ -135,7 +136,8 @@ void KeptPlace::make_folder() {
   folder_ = Folder::at(path_);
 }
 
-// Until the folder has its file, a process that goes on after a kill knows it by its number.
+// The folder's number identifies it until its file is written, for a process that resumes after a
+// kill.
 void KeptPlace::make(const std::string& id) {
   save({id, shown(), false, folder_ ? folder_->number() : 0});
   const nlohmann::json data = {{"schema", 1}, {"type", "keep-place"}, {"id", id}};
@@ -164,8 +166,8 @@ void KeptPlace::open() {
     if (!of_id->made || of_id->place != shown()) save({id_, shown(), true});
   } else if (there) {
     if (of_path != known.end() && of_path->made && !force_) {
-      throw UsageError(shown() + ": is another place than the one that this run was kept in")
-          .with_hint("if it is meant all the same: --force");
+      throw UsageError(shown() + ": is not the place of this run's earlier copies")
+          .with_hint("--force accepts it");
     }
     if (of_path == known.end() && !force_) {
       throw UsageError(shown() + ": has the checkpoints of another run")
@@ -180,10 +182,10 @@ void KeptPlace::open() {
     if (is_known && !is_begun && !force_) {
       if (missing) throw *missing;
       throw IoError({.file = shown()},
-                    "is not the place that this run was kept in, which has the file " +
-                        std::string(kPlaceFile) + ": nothing may be mounted there",
+                    "does not have this run's file " + std::string(kPlaceFile) +
+                        ": its file system may not be mounted",
                     0)
-          .with_hint("if the place is gone for good: --force begins it anew");
+          .with_hint("if the place is lost, --force starts a new one");
     }
     make_folder();
     id_ = is_begun ? of_path->id : std::to_string(random_number());
@@ -202,7 +204,7 @@ void KeptPlace::open_to_read() {
   if (!far_) folder_ = Folder::at(path_);
   const std::optional<std::string> there = id_there();
   if (!there) {
-    throw UsageError(shown() + ": is no place that ckpt-pack keep has brought checkpoints to");
+    throw UsageError(shown() + ": ckpt-pack keep has not copied checkpoints to this place");
   }
   id_ = *there;
   read_records();
@@ -212,8 +214,16 @@ void KeptPlace::adopt() {
   save({id_, shown(), true});
 }
 
+void KeptPlace::lock_far() {
+  if (mark_ && mark_->is_there()) return;
+  mark_.reset();
+  mark_.emplace(*far_, far_path(kKeeperMarks), shown());
+  records_.clear();
+  has_read_ = false;
+}
+
 void KeptPlace::lock() {
-  if (far_) return;
+  if (far_) return lock_far();
   const std::optional<struct stat> about = folder_->look(kState);
   if (!about) throw IoError({.file = shown()}, "is gone again", ENOENT);
   const std::pair<uint64_t, uint64_t> here(about->st_dev, about->st_ino);
@@ -285,7 +295,7 @@ std::string KeptPlace::free_name(const std::string& name) const {
   }
 }
 
-// Of a folder: what it has, by path, with the bytes of each.
+// Returns the content of a folder: the bytes of each file, by path.
 std::map<std::string, uint64_t> KeptPlace::stored_in(const std::string& folder) const {
   std::map<std::string, uint64_t> stored;
   if (far_) {
@@ -341,12 +351,12 @@ void KeptPlace::write_begun() {
 std::string KeptPlace::abandon(const std::string& folder) {
   if (far_) return "";
   try {
-    // In the folder that is open: another one may have that path by now.
+    // The open folder is used, since another one may have its path by now.
     const std::string name = resumable_folder(path_ / folder, true).filename();
     const std::optional<Folder> found = folder_->own(name);
     if (!found) return "";
     const SignedBy owner = owner_of(*found);
-    // One that is new and not signed is of a process that was killed: this one has the lock.
+    // A new, unsigned folder belongs to a killed process, since this process holds the lock.
     if (owner.state == OwnerState::alive && !owner.who.empty()) {
       return found->path().string() + " is being written by " + owner.who;
     }

@@ -1,8 +1,8 @@
 // KeptPlace: the folder, here or in an object store, that keep brings checkpoints to.
 //
-// PLACE/.dsckpt-keep/place.json has a number, which RUN/.dsckpt-keep-NUMBER.json has, too: so both
-// know each other again, whatever they are called on another machine, and a folder that only has
-// the same path, such as the one below a mount point, is not taken for the place. PLACE/NAME is a
+// PLACE/.dsckpt-keep/place.json has a number, which RUN/.dsckpt-keep-NUMBER.json has, too. So both
+// know each other again, whatever they are called on another machine. A folder that only has the
+// same path, such as the one below a mount point, is not taken for the place. PLACE/NAME is a
 // checkpoint that is whole there once it has a record (record.h). Nothing there is ever removed or
 // replaced but what a run that was stopped has left.
 #pragma once
@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "ckpt_pack/keep/keeper_mark.h"
 #include "ckpt_pack/keep/record.h"
 #include "exec/staging_owner.h"
 #include "io/far_store.h"
@@ -33,14 +34,14 @@ class KeptPlace {
   bool is_far() const { return far_.has_value(); }
 
   // Finds it, or makes it if the run has never been there, locks it, and reads what is new in it.
-  // Throws IoError if it is not there, and UsageError if it is another one or another process
-  // keeps checkpoints there.
+  // Throws IoError if it is not there, or a process elsewhere may keep checkpoints there. Throws
+  // UsageError if it is another one or another process keeps checkpoints there.
   void open();
   // The same to read only: neither made nor locked, and whoever's it is.
   void open_to_read();
   // After that: the run is the one that the place is of, also if it was begun anew.
   void adopt();
-  // Whether the place is there still, and the same; of an object store nobody asks. Any thread.
+  // True if the place is still there, and the same; an object store is not asked. Any thread.
   bool is_same() const;
   // Throws IoError if `folder` is not the place.
   void check_folder(const Folder& folder) const;
@@ -51,13 +52,13 @@ class KeptPlace {
   const Record* find(const std::string& name, const std::vector<RunFile>& files) const;
   // A free name for a checkpoint there: its own, or NAME.2, ... if another one has that.
   std::string free_name(const std::string& name) const;
-  // Waits until its names are on the device, and throws IoError if it is not the place any more or
-  // something of that folder is not there as the record says.
+  // Waits until its names are on the device. Throws IoError if it is not the place any more, or if
+  // the folder differs from the record.
   void check_is_safe(const std::string& folder) const;
-  // What open() reads of it, after a run.
+  // The files that open() reads of it, after a run.
   void add_record(const std::string& folder);
 
-  // What is being written there: what a run has left that was killed is found by it.
+  // The checkpoint that is being written there; it finds what a killed run has left.
   void begin(const std::string& folder);
   void end(const std::string& folder);
   const std::set<std::string>& begun() const { return begun_; }
@@ -78,6 +79,7 @@ class KeptPlace {
   void make_folder();
   void make(const std::string& id);
   void lock();
+  void lock_far();
   void read_records();
   std::optional<std::string> read(const std::string& name) const;
   void write(const std::string& name, const std::string& text);
@@ -90,7 +92,8 @@ class KeptPlace {
   const bool force_;
   const std::optional<FarPlace> far_;
   std::string id_ = {};
-  std::optional<Folder> folder_ = {};  // since open(), of a place that is not far
+  std::optional<Folder> folder_ = {};    // since open(), of a place that is not far
+  std::optional<KeeperMark> mark_ = {};  // of a place that is far
   std::optional<StagingOwner> lock_ = {};
   std::pair<uint64_t, uint64_t> locked_ = {};  // device and inode of the folder that has the lock
   std::map<std::string, Record> records_ = {};

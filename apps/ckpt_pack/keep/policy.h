@@ -9,7 +9,7 @@
 
 namespace dsckpt::pack {
 
-// Whoever is kept by one of them stays. With none, all do.
+// A checkpoint that one of them keeps stays. With none, all do.
 struct Policy {
   std::optional<uint64_t> last = {};  // the newest; 0: not even that one has to stay
   uint64_t every = 0;                 // those whose step is a multiple of it; 0: none
@@ -26,9 +26,9 @@ struct PolicyCheckpoint {
 };
 
 // The names of those that stay: all of which nobody knows the step are among them, and the newest,
-// unless `last` is 0. Metrics whose name ends in "loss" are better the smaller they are, as
-// transformers takes them (metric_for_best_model), or "NAME=min"; all others, or "NAME=max", the
-// larger.
+// unless `last` is 0. Metrics whose name ends in "loss", or "NAME=min", are better the smaller they
+// are, as transformers takes them (metric_for_best_model). All others, or "NAME=max", are better
+// the larger.
 std::set<std::string> staying(const Policy& policy, const std::vector<PolicyCheckpoint>& complete);
 // NAME alone.
 std::string metric_name(const std::string& best);

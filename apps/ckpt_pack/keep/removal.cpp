@@ -23,20 +23,20 @@ std::string cannot_remove(const fs::path& path, int failed) {
   return path.string() + " cannot be removed: " + std::generic_category().message(failed);
 }
 
-// What is in the folder `name`, which was renamed to it for good.
+// Removes the folder `name`, whose name shows that this was decided.
 std::string remove_for_good(const Folder& run, const std::string& name) {
   const int failed = run.remove_all(name);
   return failed == 0 ? "" : cannot_remove(run.path() / name, failed);
 }
 
-// `removing` holds one checkpoint, perhaps: removes it or gives it its name back. A note, or "".
+// `removing` may hold one checkpoint. It is removed, or gets its name back. Returns a note, or "".
 std::string decide(const RunFolder& run, const Folder& folder, const std::string& removing,
                    const MayRemove& may_remove) {
   const std::optional<Folder> holder = folder.own(removing, true);
   if (!holder) return "";
   for (const std::string& name : holder->names()) {
     std::optional<RunCheckpoint> found;
-    // Files go while they are listed where the training removes them, too.
+    // Files vanish during a listing if the training removes them too.
     for (int attempt = 0; !found && attempt < kMostListings; ++attempt) {
       if (attempt > 0) std::this_thread::sleep_for(kBetweenListings);
       found = RunFolder::files_in(holder->path() / name);
@@ -63,7 +63,7 @@ Removal remove_checkpoint(const RunFolder& run, const RunCheckpoint& checkpoint,
   const int failed = folder.rename(checkpoint.name, holder, checkpoint.name);
   if (failed != 0) {
     folder.remove_folder(removing);
-    // ENOENT: the training has removed it.
+    // ENOENT: the training removed it.
     if (failed == ENOENT) return {};
     return {.note = cannot_remove(run.path() / checkpoint.name, failed)};
   }

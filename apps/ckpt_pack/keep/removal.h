@@ -15,7 +15,7 @@
 
 namespace dsckpt::pack {
 
-// Whether a checkpoint of that name with those files may be removed.
+// True if a checkpoint of that name with those files may be removed.
 using MayRemove = std::function<bool(const RunCheckpoint& checkpoint)>;
 
 struct Removal {

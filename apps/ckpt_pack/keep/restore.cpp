@@ -25,7 +25,7 @@ struct Kept {
   Record record;
 };
 
-// NAME before NAME.2, which was kept later.
+// NAME was kept before NAME.2.
 bool is_earlier(const Kept& a, const Kept& b) {
   if (a.folder.size() != b.folder.size()) return a.folder.size() < b.folder.size();
   return a.folder < b.folder;
@@ -33,7 +33,8 @@ bool is_earlier(const Kept& a, const Kept& b) {
 
 constexpr const char* kNewest = "newest";
 
-// The one of that step, or of that name in the run or in the place; of several the last.
+// Returns the checkpoint with that step or name, in the run or in the place. The last of several is
+// taken.
 Kept find_kept(const KeptPlace& place, const std::string& wanted) {
   std::vector<Kept> found;
   std::vector<std::string> lines;
@@ -62,7 +63,7 @@ Kept find_kept(const KeptPlace& place, const std::string& wanted) {
   return found.back();
 }
 
-// As they were in the run: then it is known there that this checkpoint is safe.
+// Sets the times of the run's files, so that the place's record still proves this checkpoint safe.
 void set_times(const Folder& folder, const Record& record) {
   for (const RunFile& file : record.files) {
     const fs::path path(file.path);
@@ -73,8 +74,8 @@ void set_times(const Folder& folder, const Record& record) {
   }
 }
 
-// What was beside the tag's folder, and is not there now; with `latest`, if it names nothing that
-// is there.
+// Restores files beside the tag's folder that do not exist. `latest` is restored too unless it
+// names an existing folder.
 void restore_beside(const fs::path& from, const fs::path& to, const Record& record,
                     const RunOptions& options, Progress& progress) {
   const Folder folder = Folder::at(to);

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kTrainerState = "trainer_state.json";
-// transformers trainer.py: while older versions save, the folder is called so.
+// transformers trainer.py: older versions save under this name, and rename at the end.
 constexpr std::string_view kUnfinishedFront = "tmp-";
 constexpr std::string_view kTrainersFront = "checkpoint-";
 
@@ -28,7 +28,8 @@ bool is_native(const SavedState& state) {
   return state.kind == StateKind::zero;
 }
 
-// Adds all below `folder`, `name` in the checkpoint. False where something goes away meanwhile.
+// Adds all files below `folder`, which is `name` in the checkpoint. Returns false if a file
+// vanishes.
 bool add_files(const fs::path& folder, const fs::path& name, RunCheckpoint& to) {
   std::error_code failed;
   struct stat about {};
@@ -54,14 +55,14 @@ bool add_files(const fs::path& folder, const fs::path& name, RunCheckpoint& to) 
   return !failed;
 }
 
-// Nothing if it is none.
+// Returns nullopt if the folder is not a checkpoint.
 std::optional<RunCheckpoint> checkpoint_at(const fs::path& folder) {
   try {
     Folders folders;
     std::vector<SavedState> states = states_in(folders, folder);
     const bool is_tag = std::any_of(states.begin(), states.end(), is_native);
     if (states.empty()) states = find_states(folders, folder);
-    // What is made of a checkpoint is no save of the training.
+    // Universal checkpoints are converted, not saved by the training.
     std::erase_if(states, [](const SavedState& s) { return s.kind == StateKind::universal; });
     if (states.empty()) return std::nullopt;
     std::optional<RunCheckpoint> found = RunFolder::files_in(folder);
@@ -69,7 +70,7 @@ std::optional<RunCheckpoint> checkpoint_at(const fs::path& folder) {
     found->is_tag = is_tag;
     found->states = std::move(states);
     return found;
-  } catch (const IoError&) {  // the training removes it
+  } catch (const IoError&) {  // the training is removing it
     return std::nullopt;
   }
 }
@@ -151,7 +152,7 @@ std::string RunFolder::unfinished(const RunCheckpoint& checkpoint,
                                   const std::vector<RunCheckpoint>& all) const {
   if (checkpoint.is_tag) {
     const std::string named = latest();
-    // Without the file (save_latest=False) nothing is written last.
+    // With save_latest=False there is no file that is written last.
     if (named.empty() || named == checkpoint.name) return "";
     const auto newest = std::find_if(all.begin(), all.end(),
                                      [&](const RunCheckpoint& each) { return each.name == named; });

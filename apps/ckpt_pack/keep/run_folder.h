@@ -1,7 +1,8 @@
 // RunFolder: the checkpoints in a training's folder, as they come and go.
 //
-// A checkpoint is a folder in it: a tag's, beside the file `latest` (DeepSpeed's save_checkpoint),
-// or one that has all of a save in it (the Trainer's checkpoint-500, Lightning's, Accelerate's).
+// A checkpoint is a folder in it. It is a tag's folder beside the file `latest` (DeepSpeed's
+// save_checkpoint), or a folder with all of a save in it. The Trainer's checkpoint-500 is one, and
+// Lightning and Accelerate write such folders.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,15 @@ struct RunCheckpoint {
   bool is_tag = false;
   std::vector<SavedState> states = {};
   std::vector<RunFile> files = {};  // by path
-  // What is neither file nor folder, a link for one: it cannot be kept as it is.
+  // Entries that are neither file nor folder, such as links: the checkpoint cannot be kept as it
+  // is.
   std::vector<std::string> others = {};
   int64_t changed = 0;  // when a file or folder of it was changed last, as `modified`
 
   bool same_as(const RunCheckpoint& other) const {
     return files == other.files && others == other.others;
   }
-  // Whether all that is there is among `all`, by path, as it is said there: the training may have
+  // True if every entry there is among `all`, by path, as described there: the training may have
   // begun to remove it.
   bool is_within(const std::vector<RunFile>& all) const;
 };
@@ -41,7 +43,7 @@ class RunFolder {
   // All that look like one, by name; some may be half written. Throws IoError if the folder is not
   // there.
   std::vector<RunCheckpoint> list() const;
-  // That one; nothing if it is not there, or on its way.
+  // The checkpoint of that name; nothing if it is not there, or on its way.
   std::optional<RunCheckpoint> look(const std::string& name) const;
   // The files in `folder`, which was one of them. Nothing if it cannot be listed.
   static std::optional<RunCheckpoint> files_in(const std::filesystem::path& folder);
@@ -50,12 +52,12 @@ class RunFolder {
   std::string latest() const;
   // By its files; nothing if they do not say it. Throws what reading them throws.
   std::optional<int64_t> step_of(const RunCheckpoint& checkpoint) const;
-  // What says that a save is not over, although nothing changes any more: `latest`, which is
-  // written last, and the Trainer's own file. "" if nothing does. `all`: list().
+  // The reason why a save is not over although nothing changes any more: `latest`, which is written
+  // last, or the Trainer's own file. "" if there is none. `all`: list().
   std::string unfinished(const RunCheckpoint& checkpoint,
                          const std::vector<RunCheckpoint>& all) const;
-  // What `metric` was at the step of the checkpoint, by the Trainer's trainer_state.json; nothing
-  // if that does not say it.
+  // The value of `metric` at the checkpoint's step, by the Trainer's trainer_state.json; nothing if
+  // that file lacks it.
   std::optional<double> metric_of(const RunCheckpoint& checkpoint, const std::string& metric) const;
 
   // The files beside tags' folders, which belong to the run: those that have not changed for
