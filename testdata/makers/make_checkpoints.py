@@ -6,9 +6,9 @@
     make_checkpoints.py --out testdata/checkpoints --case all --seed 1234
     make_checkpoints.py --out SCRATCH --case more
 
-Each case trains a tiny, deliberately awkward model (or a tiny GPT-2 or Llama through the Hugging Face
-Trainer or Accelerate) for three steps over gloo, one process per rank, saves it with DeepSpeed, then
-trains two more steps so that a later resume can be compared.  A case is a folder:
+Each case trains a tiny, deliberately awkward model for three steps over gloo, one process per rank. Some train
+a tiny GPT-2 or Llama through the Hugging Face Trainer or Accelerate. It saves the model with DeepSpeed, then
+trains two more steps, so that a later resume can be compared.  A case is a folder:
 
     case.json                       facts: stage, world size, names, shapes, losses, what DeepSpeed refused
     ckpt/                           what DeepSpeed (or the Trainer, or Accelerate) wrote
@@ -20,9 +20,9 @@ trains two more steps so that a later resume can be compared.  A case is a folde
     expected/command.safetensors    what the command zero_to_fp32.py writes, where it works
     expected/hf_config/             the model's config, for Hugging Face cases
 
-The masters are read from the engine's flat buffers at the address at which the live parameter lies, not
-at an offset worked out from saved metadata, so they do not depend on any knowledge of the file layout.
-The script compares its truths with one another and fails when they disagree.
+The masters are read from the engine's flat buffers at the address of the live parameter, not at an offset from
+saved metadata. So they do not depend on any knowledge of the file layout. The script compares its truths with
+one another and fails when they disagree.
 
 testdata/ holds the cases of CASES ("all"); those of MORE_CASES ("more") are variations that
 resume_check.py --reshard --matrix makes for itself.
@@ -56,7 +56,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # Muon would compile for minutes
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(ROOT / ".cache" / "torch_extensions"))
-# DeepSpeed builds its CPU optimizers with the ninja that lies beside the interpreter.
+# DeepSpeed builds its CPU optimizers with the ninja beside the interpreter.
 os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
 
 DEFAULT_SEED = 1234
@@ -93,7 +93,7 @@ class Case:
     batch: int = GLOBAL_BATCH
     zero: dict = dataclasses.field(default_factory=dict)  # more zero_optimization keys
     config: dict = dataclasses.field(default_factory=dict)  # more top-level config keys
-    swap_from: int = 0  # bytes of a sub-group that goes to NVMe; 0: as many as DeepSpeed says, 1 MiB
+    swap_from: int = 0  # bytes of a sub-group that goes to NVMe; 0: DeepSpeed's limit of 1 MiB
     seed_offset: int = 0
     note: str = ""
 
@@ -118,7 +118,7 @@ OPTIMIZERS = {
 FULL = dict(tied=True, frozen=True, buffers=True, groups=True)
 WHOLE = {"stage3_param_persistence_threshold": 0}  # partition even the smallest parameter
 OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
-# A relative path: below the case's folder while it trains, and no machine's in the checkpoint.
+# A relative path is below the case's folder during the training, and names no machine in the checkpoint.
 NVME = {"device": "nvme", "nvme_path": "nvme", "pin_memory": False}
 NVME_OPTIMIZER = {"offload_optimizer": {**NVME, "buffer_count": 5}}
 NVME_PARAMETERS = {"offload_param": {**NVME, "buffer_count": 8, "buffer_size": 65536, "max_in_cpu": 0}}
@@ -248,19 +248,19 @@ def large_batch_name(stage, kind, world):
 
 
 def large_batch_cases():
-    """A batch that 1, 2, 3, 4, 5 and 8 ranks can share: every stage, precision and wrapper at 2, 3 and 4
-    ranks, and optimizers with fewer and with more states than Adam."""
+    """Cases with a batch that 1, 2, 3, 4, 5 and 8 ranks can share. They have every stage, precision and wrapper
+    at 2, 3 and 4 ranks, and optimizers with fewer and with more states than Adam."""
     dtypes = {"fp32": "fp32", "bf16": "bf16", "bf16opt": "bf16", "fp16": "fp16"}
     optimizers = ("sgd", "adagrad", "amsgrad")
     for stage, world in itertools.product((1, 2, 3), (2, 3, 4)):
         for at, kind in enumerate([*dtypes, *(f"fp32_{optimizer}" for optimizer in optimizers)]):
             precision, _, optimizer = kind.partition("_")
             if precision == "bf16opt" and stage != 1 or optimizer == "adagrad" and stage == 3:
-                continue  # which DeepSpeed does not have, or cannot resume
+                continue  # DeepSpeed lacks this combination, or cannot resume it
             hidden = (7, 9, 11)[(stage + world + at) % 3]
             zero = {**WHOLE, "sub_group_size": 100 * hidden} if stage == 3 else {}
             config = FP32_GRADS if precision == "bf16opt" else UNTESTED if optimizer else {}
-            traits = {**FULL, "groups": optimizer != "adagrad"}  # of which DeepSpeed trains one group only
+            traits = {**FULL, "groups": optimizer != "adagrad"}  # DeepSpeed trains only one group of them
             yield Case(large_batch_name(stage, kind, world), stage, world, dtypes[precision], optimizer or "adamw",
                        hidden=hidden, batch=LARGE_BATCH, zero=zero, config=config, **traits)
 
@@ -431,7 +431,7 @@ def ds_config(case: Case) -> dict:
                                "params": {"warmup_min_lr": 1e-4, "warmup_max_lr": 4e-3, "warmup_num_steps": 4,
                                           "total_num_steps": 40}}
     config.update(case.config)
-    return json.loads(json.dumps(config))  # DeepSpeed changes what it is given
+    return json.loads(json.dumps(config))  # DeepSpeed changes its argument
 
 
 def parameter_groups(case: Case, model):
@@ -454,7 +454,7 @@ def parameter_groups(case: Case, model):
 
 
 def client_state() -> dict:
-    """Python objects of the kinds that users put beside their model."""
+    """Python objects of kinds that users save beside their model."""
     import collections
     import decimal
     import numpy
@@ -481,13 +481,13 @@ def client_state() -> dict:
 
 
 def whole(tensors) -> dict:
-    """Safetensors refuses tensors that share memory: give every name its own."""
+    """Safetensors refuses tensors that share memory, so every name gets its own."""
     import torch
     return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
 
 
 def element_offset(view, base) -> int:
-    """Where `view` starts inside the flat tensor `base`, in elements."""
+    """The position of `view` in the flat tensor `base`, in elements."""
     offset, rest = divmod(view.data_ptr() - base.data_ptr(), base.element_size())
     if rest or not 0 <= offset <= base.numel() - view.numel():
         raise AssertionError("a parameter lies outside its flat group")
@@ -503,7 +503,7 @@ def gather_flat(local, world):
 
 
 def state_keys(states) -> list[str]:
-    """Names of the tensor states that some rank holds."""
+    """Names of the tensor states that any rank has."""
     import torch
     local = sorted({key for state in states for key, value in state.items()
                     if torch.is_tensor(value) and value.dim()})
@@ -600,7 +600,7 @@ def live_module(engine) -> dict:
 
 
 def engine_facts(engine) -> dict:
-    """What case.json says about the model and the optimizer; to be taken before the truth is written."""
+    """The facts for case.json on the model and the optimizer. They must be taken before the truth is written."""
     module = engine.module
     optimizer = engine.optimizer
     inner = getattr(optimizer, "optimizer", optimizer)
@@ -630,22 +630,22 @@ def start_distributed(rank, world, port):
                       LOCAL_RANK=str(rank), LOCAL_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), CROSS_RANK="0",
                       CROSS_SIZE="1")
     torch.set_num_threads(1)
-    # DeepSpeed's all-reduce through shared memory leaves 66 MiB per rank in /dev/shm for ever: gloo alone.
+    # DeepSpeed's all-reduce through shared memory leaves 66 MiB per rank in /dev/shm for ever, so only gloo is used.
     # (The attribute deepspeed.comm.torch is the real torch module, hence sys.modules.)
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
 
 
 def swap_tensors_from(size):
-    """Lets DeepSpeed swap tensors of so many bytes, where it would want 1 MiB. 0 changes nothing."""
+    """Makes DeepSpeed swap tensors from this size in bytes on, instead of 1 MiB. 0 changes nothing."""
     if size:
         from deepspeed.runtime.swap_tensor import optimizer_utils, partitioned_param_swapper
         optimizer_utils.MIN_AIO_BYTES = partitioned_param_swapper.MIN_AIO_BYTES = size
 
 
 def relax_deepspeed(case):
-    """The ranks build equal models, so the initial broadcast is not needed, and it cannot send 0-dim or
-    strided tensors; fp16 works on any CPU although DeepSpeed asks for special instructions."""
+    """Removes DeepSpeed's obstacles. The ranks build equal models, so the initial broadcast is not needed, and it
+    cannot send 0-dim or strided tensors. fp16 works on any CPU although DeepSpeed asks for special instructions."""
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.zero.partition_parameters import Init
@@ -716,7 +716,7 @@ def plain_worker(rank, world, port, case, folder, seed):
 
 
 def use_gloo_in_accelerate():
-    """Accelerate looks for a GPU backend before it uses DeepSpeed; give it gloo."""
+    """Accelerate looks for a GPU backend before it uses DeepSpeed, so it gets gloo."""
     from accelerate import state
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     state.PartialState._prepare_backend = (
@@ -838,7 +838,7 @@ def in_child(function, log, arguments):
 
 
 def run_forked(function, logs: pathlib.Path, argument_lists, timeout=300) -> str | None:
-    """Runs one child per argument list; returns None, or the log of the first that failed."""
+    """Runs one child for each argument list. Returns None, or the log of the first that failed."""
     import torch  # noqa: F401  imported before the fork, so that the children start at once
     import deepspeed  # noqa: F401
     logs.mkdir(parents=True, exist_ok=True)
@@ -854,7 +854,7 @@ def run_forked(function, logs: pathlib.Path, argument_lists, timeout=300) -> str
         time.sleep(0.05)
         failed = [i for i, child in enumerate(children) if child.exitcode not in (None, 0)]
     if failed:
-        time.sleep(1)  # let the others say why as well
+        time.sleep(1)  # the others may report their reasons too
     timed_out = not failed and any(child.is_alive() for child in children)
     for child in children:
         if child.is_alive():
@@ -895,7 +895,7 @@ def find_checkpoint(folder: pathlib.Path):
 
 
 def check_truths(folder: pathlib.Path, case: Case, facts: dict):
-    """The truths come from different places in DeepSpeed; where they overlap they must agree."""
+    """The truths come from different places in DeepSpeed, and must agree if they overlap."""
     import torch
     from safetensors.torch import load_file
     expected = folder / "expected"
@@ -928,7 +928,7 @@ def last_line(log: str, folder: pathlib.Path) -> str:
 
 
 def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> str:
-    """Makes one case below `out`, replacing it; returns a line about it. Raises when it fails."""
+    """Makes one case below `out`, replacing it. Returns a line about it. Raises if it fails."""
     import deepspeed
     import torch
     folder = out / case.name
@@ -971,7 +971,7 @@ def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> s
 
 
 def make_each(names, logs, make):
-    """Calls make(name, folder for its logs) for each and prints what it returns; the exit status, 1 if any failed.
+    """Calls make(name, folder for its logs) for each and prints the results. Returns the exit status, 1 if any failed.
 
     The logs are kept in `logs`, or nowhere if that is None.
     """

@@ -2,7 +2,7 @@
 
     scripts/python testdata/makers/make_dcp.py
 
-`nested` is of an FSDP2 run that made two steps; `metadata/` has its file `.metadata` alone, by other protocols of
+`nested` is from an FSDP2 run that made two steps. `metadata/` has only its file `.metadata`, in other protocols of
 pickle.
 """
 import os

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Make checkpoints of DeepSpeed's features that ask for a GPU, on the CPU.
+"""Make checkpoints of DeepSpeed's features that need a GPU, on the CPU.
 
     make_features.py --list
     make_features.py --out testdata/programs --case lamb_z0
     PYTHONPATH=FOLDER make_features.py --out SCRATCH --case onebit_adam_z0      # with DeepSpeed 0.18.2 in FOLDER
 
-What is saved, and all that writes it, is DeepSpeed's own. Only what needs the GPU is done by torch in its place: the
-kernel of LAMB, the quantizer of ZeRO++, and the collective that sends one bit an element. Cases are as
-make_programs.py's, with the same facts. What needs release 0.18.2 (`pip install --no-deps --target FOLDER
-deepspeed==0.18.2`) says so in --list: 0.19 has no 1-bit optimizers and no MiCS.
+The saved data and the code that writes it are DeepSpeed's own. torch replaces only the parts that need the GPU:
+the kernel of LAMB, the quantizer of ZeRO++, and the collective of single bits. Cases have the form of
+make_programs.py's, with the same facts. --list marks cases that need release 0.18.2
+(`pip install --no-deps --target FOLDER deepspeed==0.18.2`), since 0.19 has no 1-bit optimizers and no MiCS.
 """
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CASES = [
 
 
 class OneBitBackend:
-    """deepspeed.runtime.comm.nccl.NcclBackend in torch: the mean of the ranks' signs, with what they lose kept."""
+    """deepspeed.runtime.comm.nccl.NcclBackend in torch: the mean of the ranks' signs, with the errors kept."""
 
     def __init__(self, mpu=None):
         import torch
@@ -122,7 +122,7 @@ def all_gather_coalesced(outputs, inputs, group=None, async_op=False):
 
 
 def stand_in(case):
-    """Puts these in the place of what needs a GPU."""
+    """Replaces the parts that need a GPU."""
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.zero import partition_parameters
     get_accelerator().is_fp16_supported = lambda: True
@@ -192,7 +192,7 @@ def work(rank, world, port, case, folder, seed):
         truth = {name: masters.get(f"{name}|fp32", value) for name, value in module.items()}
         os.makedirs("expected")
         save_file({name: value.contiguous() for name, value in truth.items()}, "expected/truth.safetensors")
-        # What one rank lost to compression is the optimizer's, but no state of a parameter.
+        # A rank's compression error belongs to the optimizer, but is no state of a parameter.
         states = {key: value for key, value in masters.items() if not key.endswith(("|fp32", "_error"))}
         save_file({key: value.contiguous() for key, value in states.items()}, "expected/states.safetensors")
     torch.distributed.barrier()

@@ -88,7 +88,7 @@ def main():
     save_file({"w": torch.arange(4.0)}, root / "small.safetensors")
     save_file({}, root / "none.safetensors")
 
-    # Elements of every floating type, spread over all bit patterns, and their values.
+    # Elements of every floating type, spread over all bit patterns, with their values.
     scalars, values = {}, {}
     for name in [name for name in TYPES if name.startswith(("float", "bfloat"))]:
         dtype = getattr(torch, name)
@@ -113,7 +113,7 @@ def main():
     with zipfile.ZipFile(root / "deflated.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("top/one", b"one" * 100)
 
-    # What Python sees, as the truth for the tests: type, shape and bytes of every tensor.
+    # The tensors in Python, as the truth for the tests: type, shape and bytes of each.
     truth = {}
     for name, value in list(rich().items()) + list(rich()["types"].items()):
         if isinstance(value, torch.Tensor):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes testdata/malicious: pickles that would run code if they were loaded, one trick a file.
+"""Writes testdata/malicious: pickles that would run code if they were loaded, one trick in each file.
 
-They are put together opcode by opcode and container by container; nothing is ever loaded, and no class or function
-that a file names is imported here. The payloads would only write a marker file (see MARKER), so that a test can tell
-that none of them ran. expected.json says what a scan must find in each file.
+They are put together opcode by opcode and container by container. Nothing is ever loaded, and no class or function in
+a file is imported here. The payloads would only write a marker file (see MARKER), so a test can check that none of
+them ran. expected.json has the findings that a scan must report for each file.
 """
 import argparse
 import json
@@ -77,7 +77,7 @@ class Zoo:
         self.expected = {}
 
     def add(self, file, data, *found, cls="dangerous", record=None, unreadable=None):
-        """`found`: the globals that must be reported with this class, with offset where it says one."""
+        """`found`: the globals that must be reported with this class, perhaps with their offset."""
         self.files[file] = data
         self.expected[file] = {"class": cls, "globals": list(found)}
         if record is not None:
@@ -138,7 +138,7 @@ def add_functions(zoo):
 
 
 def add_opcodes(zoo):
-    """os.system in every way that opcodes can name and call something."""
+    """os.system in every way in which opcodes can name and call something."""
     system = name("os", "system")
     zoo.add("opcode-protocol0.pkl", b"cos\nsystem\n(S'" + COMMAND.encode() + b"'\ntR.", "os.system")
     zoo.add("opcode-protocol4-frame.pkl", proto(4) + b"\x95" + struct.pack("<Q", len(b"x" * 41)) +
@@ -165,7 +165,7 @@ def add_opcodes(zoo):
                                                    STACK_GLOBAL + text(COMMAND) + TUPLE1 + REDUCE, 4), "os.system")
     zoo.add("opcode-name-in-memo.pkl", pickled(text("system") + put(7) + POP + text("os") + put(0) + POP + get(0) +
                                                get(7) + STACK_GLOBAL + text(COMMAND) + TUPLE1 + REDUCE, 4), "os.system")
-    # A reader that counts MEMOIZE alone takes memo 0 and 1 for the harmless names.
+    # A reader that counts only MEMOIZE takes memo 0 and 1 for the harmless names.
     zoo.add("opcode-memo-confusion.pkl",
             pickled(text("os") + put(0) + text("system") + put(1) + text("torch._utils") + MEMOIZE +
                     text("_rebuild_tensor_v2") + MEMOIZE + b"0000" + get(0) + get(1) + STACK_GLOBAL + text(COMMAND) +
@@ -187,7 +187,7 @@ def add_opcodes(zoo):
 
 
 def add_indirect(zoo):
-    """What is called is got at through something else."""
+    """The callable is reached through something else."""
     harmless = name("collections", "OrderedDict")
     zoo.add("indirect-dotted-name.pkl",
             pickled(call(stack_name("torch.serialization", "os.system"), text(COMMAND)), 4),
@@ -401,7 +401,7 @@ def add_containers(zoo):
     zoo.add("extension-none", SYSTEM, "os.system")
     zoo.add("extension-json.json", b"cos\nsystem\n(S'" + COMMAND.encode() + b"'\ntR.", "os.system")
     zoo.add("extension-hidden.config", SYSTEM, "os.system")
-    # As safetensors: a header of 0x755 bytes that starts with a brace.
+    # To safetensors it is a header of 0x755 bytes that starts with a brace.
     polyglot = b"U\x07\0\0\0\0\0\0{0" + (NONE + POP) * 1000 + call(name("os", "system"), text(COMMAND)) + STOP
     zoo.add("polyglot-like-safetensors.safetensors", polyglot, "os.system")
     zoo.add("numpy-object-array.npy", numpy_file(pickled(EMPTY_LIST + call(name("os", "system"), text(COMMAND)) +

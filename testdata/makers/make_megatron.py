@@ -5,12 +5,12 @@
     make_megatron.py --megatron SOURCE --neox SOURCE --out testdata/megatron --case all --seed 7
 
 SOURCE is a checkout of github.com/deepspeedai/Megatron-DeepSpeed or github.com/EleutherAI/gpt-neox. The programs run
-as they are, on the CPU over gloo: their own pretrain() builds the model, trains three steps, saves, and loads again.
-Tokens are made up instead of read, and what only CUDA has gets a stand-in; nothing that decides the files does.
+unchanged, on the CPU over gloo: their own pretrain() builds the model, trains three steps, saves, and loads again.
+Tokens are random. Stand-ins replace CUDA's own functions, but nothing that affects the files.
 
-A case is a folder as make_model_parallel.py makes it: case.json, ckpt/, expected/live.safetensors and
-expected/module.safetensors. The script stops where two sources of truth disagree, and where the program does not come
-back to the same state when it loads the checkpoint into a model of another seed.
+A case is a folder like make_model_parallel.py's: case.json, ckpt/, expected/live.safetensors and
+expected/module.safetensors. The script stops if two sources of truth disagree. It also stops if the program loads the
+checkpoint into a model of another seed and does not reach the same state.
 """
 from __future__ import annotations
 
@@ -115,13 +115,14 @@ def made_up_tokens(seed):
 
 
 def run_megatron(source, case, seed, model_seed, places):
-    """pretrain() of pretrain_gpt.py; returns the engine."""
+    """pretrain() of pretrain_gpt.py. Returns the engine."""
     sys.path.insert(0, str(source))
+    sys.modules.pop("tools", None)  # the tests', where the program has its own
     sys.argv = ["pretrain_gpt.py", *megatron_arguments(case, model_seed, places)]
-    # Only vision models use it, and it wants torchvision.
+    # Only vision models use this, and it needs torchvision.
     sys.modules["megatron.model.vision.knn_monitor"] = types.SimpleNamespace(compute_feature_bank=None)
     import megatron.data.dataset_utils
-    megatron.data.dataset_utils.compile_helper = lambda: None  # of datasets, which are made up here
+    megatron.data.dataset_utils.compile_helper = lambda: None  # for datasets, which are random here
     import pretrain_gpt
     from megatron.core.enums import ModelType
 
@@ -135,7 +136,7 @@ def run_megatron(source, case, seed, model_seed, places):
 
 
 def info_of_megatron(engine):
-    """What it saves as universal_checkpoint_info."""
+    """The universal_checkpoint_info that it saves."""
     from megatron.checkpointing import _universal_checkpoint_info
     return _universal_checkpoint_info([engine])
 
@@ -149,7 +150,7 @@ def place_in_megatron(engine):
 # --- GPT-NeoX
 
 def neox_arguments(case, seed, places):
-    """What a configuration file would have; it is saved with the checkpoint."""
+    """The content of a configuration file, which is saved with the checkpoint."""
     config = {
         "pipe_parallel_size": case.pp if case.pipe else 0, "model_parallel_size": case.tp, "num_layers": 2,
         "hidden_size": 16, "num_attention_heads": 4, "seq_length": SEQUENCE, "max_position_embeddings": SEQUENCE,
@@ -174,7 +175,7 @@ def neox_arguments(case, seed, places):
 
 
 def run_neox(source, case, seed, model_seed, places):
-    """pretrain() of train.py; returns the engine."""
+    """pretrain() of train.py. Returns the engine."""
     import packaging.version
     import torch
     sys.path.insert(0, str(source))
@@ -191,7 +192,7 @@ def run_neox(source, case, seed, model_seed, places):
     arguments.tokenizer = types.SimpleNamespace(eod=VOCABULARY, vocab_size=VOCABULARY + 1)
     arguments.padded_vocab_size = _vocab_size_with_padding(VOCABULARY + 1, arguments)
     from megatron.data import data_utils
-    data_utils.compile_helper = lambda: None  # of datasets, which are made up here
+    data_utils.compile_helper = lambda: None  # for datasets, which are random here
 
     def loaders(neox_args):
         neox_args.do_train, neox_args.do_valid, neox_args.do_test = 1, 0, 0
@@ -255,7 +256,7 @@ def train_worker(rank, port, case, source, folder, seed):
 
 
 def without_padding(key, value):
-    """Without the rows that only fill a vocabulary up, which universal checkpoints do not keep."""
+    """Removes the rows that only pad a vocabulary, which universal checkpoints do not keep."""
     if "word_embeddings" not in key:
         return value
     first = int(key.split("|tp")[1].split("|")[0]) * len(value)
@@ -263,7 +264,8 @@ def without_padding(key, value):
 
 
 def load_worker(rank, port, case, source, folder, checkpoint, seed, more=None):
-    """The program loads a checkpoint into a model of another seed; the state must be that of the run that saved."""
+    """The program loads a checkpoint into a model of another seed, whose state must become that of the run that
+    saved."""
     import torch
     from safetensors.torch import load_file
     with tempfile.TemporaryDirectory() as scratch:
@@ -278,7 +280,7 @@ def load_worker(rank, port, case, source, folder, checkpoint, seed, more=None):
     for truth, tensors in truths.items():
         again = mp.gathered_by_place(run, tensors)
         saved = load_file(folder / "expected" / f"{truth}.safetensors")
-        # The last stage has position embeddings that it does not use: a universal checkpoint has the first's.
+        # The last stage has position embeddings that it does not use. A universal checkpoint has the first stage's.
         is_universal = "universal-checkpoint" in (more or {})
         ignored = mp.stale_copies(saved) if truth == "module" else set()
         if is_universal:
@@ -299,7 +301,7 @@ def run_ranks(worker, case, logs, *arguments):
 
 
 def neox_rule(name):
-    """How tools/ckpts/convert_neox_to_hf.py puts the slices of a parameter together."""
+    """The rule of tools/ckpts/convert_neox_to_hf.py for a parameter's slices."""
     if name.endswith(("attention.dense.weight", "mlp.linear2.weight")):
         return "cat_dim_1"
     if name.endswith(("query_key_value.weight", "query_key_value.bias", "mlp.linear1.weight", "mlp.linear1.bias",
@@ -314,7 +316,7 @@ def rules_of(case, info, ranks):
         rules = {}
         for name in sorted({name for rank in ranks for name in rank["param_shapes"]}):
             rules.setdefault(neox_rule(name), []).append(name)
-    # Megatron-DeepSpeed's pattern for them is that of a tied embedding; all ranks have the same all the same.
+    # Megatron-DeepSpeed's pattern treats them as a tied embedding, but all ranks have the same values.
     untied = [name for name in rules.get("cat_dim_0", ()) if name.endswith("position_embeddings.weight")]
     for name in untied:
         rules["cat_dim_0"].remove(name)
@@ -323,13 +325,13 @@ def rules_of(case, info, ranks):
 
 
 def leave_out(checkpoint):
-    """What no tool reads and would only be copied."""
+    """Files that no tool reads, and that would only be copied."""
     for path in checkpoint.rglob("zero_to_fp32.py"):
         path.unlink()
 
 
 def make_case(case, out, sources, seed, logs):
-    """Makes one case below `out`, replacing it; returns a line about it. Raises when it fails."""
+    """Makes one case below `out`, replacing it. Returns a line about it. Raises if it fails."""
     import torch
     from safetensors.torch import load_file
     folder, source = out / case.name, sources[case.program]
@@ -338,7 +340,7 @@ def make_case(case, out, sources, seed, logs):
     started = time.monotonic()
     try:
         run_ranks(train_worker, case, logs, source, folder, seed)
-        if case.has_masters:  # without, DeepSpeed does not load what it has saved
+        if case.has_masters:  # else DeepSpeed does not load its own checkpoint
             run_ranks(load_worker, case, logs, source, folder, folder / "ckpt", seed)
         for path in folder.glob("ds_config_*.json"):
             path.unlink()

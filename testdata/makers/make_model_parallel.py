@@ -5,8 +5,8 @@
     make_model_parallel.py --out testdata/model_parallel --case pp2_dp2_z1_bf16,autotp2_dp3_z3_fp32
     make_model_parallel.py --out testdata/model_parallel --case all --seed 1234
 
-Each case trains a tiny model for three steps over gloo, one process per rank, under pipeline, tensor or
-expert parallelism, saves it with DeepSpeed, and trains two more steps so that a later resume can be
+Each case trains a tiny model for three steps over gloo, one process per rank, under pipeline, tensor or expert
+parallelism. It saves the model with DeepSpeed, and trains two more steps so that a later resume can be
 compared.  A case is a folder:
 
     case.json                       facts: topology, stage, names and shapes of every rank, merge rules,
@@ -18,14 +18,14 @@ compared.  A case is a folder:
                                     included: `name|pp0|tp1|ep0`
 
 The fragments of the data-parallel ranks are already put together; what is left to a reader is the merge
-over the model-parallel ranks.  `ep` counts for expert parameters only and is 0 for all others; expert
+over the model-parallel ranks.  `ep` counts for expert parameters only and is 0 for all others. Expert
 parameters carry the name that they have on their own rank, so `ep` is needed to tell the experts apart.
 
 Initial weights depend on the parameter's name and the data on the step alone, so losses may be compared
-between topologies.  The script fails when two sources of truth disagree: ranks that hold the same slice
-must hold the same values, a 16-bit parameter must be its master's rounding, a fresh engine with other
-weights must come back to the same state and the same next losses when it loads the checkpoint, and what
-DeepSpeed's universal converter merges must be made of the elements of the slices.
+between topologies.  The script fails when two sources of truth disagree. Ranks that hold the same slice must
+hold the same values, and a 16-bit parameter must be its master's rounding. A fresh engine with other weights
+that loads the checkpoint must come back to the same state and the same next losses. DeepSpeed's universal
+converter must merge the elements of the slices.
 
 Needs torch, deepspeed, transformers and safetensors.
 """
@@ -65,7 +65,7 @@ class Case:
     dp: int = 1  # data-parallel ranks of dense parameters
     ep: int = 1  # expert-parallel ranks; they are some of the data-parallel ones
     model: str = ""  # the variant of the model
-    info: str = ""  # how the client describes its tensors to DeepSpeed: "" not at all
+    info: str = ""  # the client's description of its tensors for DeepSpeed: "" for none
     vocabulary_multiple: int = 8  # Megatron pads the vocabulary to a multiple of this and of tp
     kv_heads: int = 2  # of the Megatron model
     config: dict = dataclasses.field(default_factory=dict)  # more top-level config keys
@@ -130,6 +130,8 @@ CASES = [
     Case("moe_ep2_dp4_z1_fp32", "moe", 1, dp=4, ep=2, config=DATA_FIRST,
          note="use_data_before_expert_parallelism: neighbouring ranks share their experts"),
     Case("moe_ep2_dp4_z2_fp32", "moe", 2, dp=4, ep=2),
+    Case("moe_ep2_tp2_dp2_z2_bf16", "tensor_moe", 2, "bf16", tp=2, dp=2, ep=2,
+         note="the tensor-parallel ranks share each expert (enable_expert_tensor_parallelism)"),
     Case("autoep2_dp2_z0_fp32", "autoep", 0, dp=2, ep=2),
     Case("autoep2_dp2_z1_bf16", "autoep", 1, "bf16", dp=2, ep=2),
     Case("autoep2_dp4_z2_fp32", "autoep", 2, dp=4, ep=2),
@@ -141,7 +143,7 @@ CASES = [
 
 @dataclasses.dataclass
 class Run:
-    """One rank's engine, how it takes a step (returning the loss of the whole batch), and where it stands."""
+    """One rank's engine, its function for a step (which returns the loss of the whole batch), and its position."""
     engine: object
     step: object
     pp: int = 0
@@ -151,7 +153,7 @@ class Run:
 
 
 def named_values(name: str, shape, seed: int):
-    """Values that depend on nothing else than the name, the shape and the seed."""
+    """Values that depend only on the name, the shape and the seed."""
     import torch
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
@@ -173,7 +175,7 @@ def ds_config(case: Case) -> dict:
                                zero={**WHOLE, "sub_group_size": 2000, **case.zero} if case.stage == 3 else {},
                                optimizer="cpu_adamw" if case.swap_from else "adamw")
     config = make_checkpoints.ds_config(plain)
-    del config["train_batch_size"]  # it follows from the other two, and from what DeepSpeed takes for the world
+    del config["train_batch_size"]  # it follows from the other two, and from DeepSpeed's world size
     if "pipeline" in case.kind:
         config["train_micro_batch_size_per_gpu"] = MICRO_BATCH
         config["gradient_accumulation_steps"] = GLOBAL_BATCH // case.dp // MICRO_BATCH
@@ -331,10 +333,10 @@ def group_of(rank: int, rank_lists):
 
 
 class Megatron:
-    """A transformer cut by hand as Megatron-LM cuts it, and its description for DeepSpeed.
+    """A transformer cut by hand like Megatron-LM's, and its description for DeepSpeed.
 
-    `info` "sizes" gives the sizes of fused tensors, "count" their number (an old form), and "widths" what
-    every rank holds of them; only the last allows heads that the ranks cannot share evenly.
+    `info` "sizes" gives the sizes of fused tensors, "count" their number (an old form), and "widths" every rank's part
+    of them. Only the last allows heads that the ranks cannot share evenly.
     """
     hidden, head_size, inner = 16, 4, 24
 
@@ -366,7 +368,7 @@ class Megatron:
         shape, tensor = self, self.tensor
 
         def holder(split=(), **parameters):
-            """A module without a forward: Megatron's parameter names, which is all that matters here."""
+            """A module without a forward: only Megatron's parameter names matter here."""
             module = nn.Module()
             for name, value in parameters.items():
                 p = nn.Parameter(value.clone(memory_format=torch.contiguous_format))
@@ -414,7 +416,7 @@ class Megatron:
 
                 self.input_layernorm = nn.LayerNorm(hidden)
                 self.post_attention_layernorm = nn.LayerNorm(hidden)
-                # The ranks' scales see different heads and are never brought together: they drift apart.
+                # The ranks' scales see different heads and are never averaged, so they drift apart.
                 self.attention = holder(head_scale=1 + values("scale", shape.head_size))
                 self.attention.query_key_value = holder(
                     ("weight", "bias"), weight=cut_qkv(values("qkv", rows, hidden)),
@@ -484,7 +486,7 @@ class Megatron:
 
 
 class ModelParallelUnit:
-    """What DeepSpeed asks of an `mpu`; tensor-parallel ranks are neighbours."""
+    """The functions that DeepSpeed needs in an `mpu`. Tensor-parallel ranks are neighbours."""
 
     def __init__(self, rank, tp, dp):
         self.dp_rank, self.tp_rank = divmod(rank, tp)
@@ -501,7 +503,7 @@ class ModelParallelUnit:
     def get_model_parallel_group(self):
         return self.tp_group
 
-    # The only name for it that DeepSpeed's universal loader knows.
+    # DeepSpeed's universal loader knows only this name.
     get_tensor_model_parallel_world_size = get_model_parallel_world_size
 
     def get_data_parallel_rank(self):
@@ -577,8 +579,8 @@ def llama(uneven: bool):
 def scattered_model(kind: str):
     """Blocks of the fused layouts of GPTBigCode and CodeGen.
 
-    AutoTP knows the layout by the class of the block; it needs a child called ...Model and a
-    configuration.  Attention itself is left out: only the layout of the fused tensor matters.
+    AutoTP finds the layout by the class of the block; it needs a child called ...Model and a configuration. Attention
+    itself is left out, since only the layout of the fused tensor matters.
     """
     import torch
     from torch import nn
@@ -636,7 +638,7 @@ def scattered_model(kind: str):
     return ToyForCausalLM()
 
 
-# The rules for fused_model: what AutoTP shall cut, and how.
+# The rules for fused_model: the tensors that AutoTP must cut, and how.
 FUSED_PARTITION = {
     "use_default_specs": False,
     "layer_specs": [
@@ -728,10 +730,8 @@ def build_autotp(case: Case, seed: int, weights: int, rank: int) -> Run:
 
 def build_moe(case: Case, seed: int, weights: int, rank: int) -> Run:
     """DeepSpeed's own mixture of experts; the client groups the parameters itself."""
-    import deepspeed
     import torch
     from deepspeed.moe.layer import MoE
-    from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
     from torch import nn
     hidden, inner, local = 8, 12, EXPERTS // case.ep
 
@@ -766,25 +766,114 @@ def build_moe(case: Case, seed: int, weights: int, rank: int) -> Run:
             return language_model_loss(self.out(x), targets)
 
     ep_rank = rank // (case.dp // case.ep) if case.config.get(*DATA_FIRST) else rank % case.ep
-
-    def global_name(name):
-        return re.sub(r"(deepspeed_experts\.)(\d+)", lambda m: f"{m[1]}{ep_rank * local + int(m[2])}", name)
-
     model = Net()
-    fill(model, weights, global_name)
+    fill(model, weights, global_expert_name(ep_rank, local))
+    engine = engine_with_experts(case, model)
+    return Run(engine, step_of(engine, case, seed, rank), dp=rank)
+
+
+def global_expert_name(ep_rank, local):
+    return lambda name: re.sub(r"(deepspeed_experts\.)(\d+)", lambda m: f"{m[1]}{ep_rank * local + int(m[2])}", name)
+
+
+def engine_with_experts(case, model, **options):
+    import deepspeed
+    import torch
+    from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
     group = {"params": list(model.parameters()), "name": "dense", "weight_decay": 0.01}
     groups = split_params_into_different_moe_groups_for_optimizer(group) if case.stage else [group]
     config = ds_config(case)
     del config["optimizer"]
-    engine = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95)),
-                                  config=config)[0]
-    return Run(engine, step_of(engine, case, seed, rank), dp=rank)
+    return deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95)),
+                                config=config, **options)[0]
+
+
+# The dimension along which the tensor-parallel ranks of build_tensor_moe cut a parameter.
+MOE_CUTS = [(r".*dense_4h_to_h\.weight$", 1), (r".*dense_h_to_4h\.(weight|bias)$", 0)]
+
+
+def let_gloo_gather():
+    """DeepSpeed gathers tokens into a flat buffer, for which gloo takes only flat tensors."""
+    from deepspeed import comm
+    gather = comm.all_gather_into_tensor
+
+    def flat(output, part, *args, **options):
+        return gather(output, part.reshape(-1) if output.dim() == 1 else part, *args, **options)
+
+    comm.all_gather_into_tensor = flat
+
+
+def build_tensor_moe(case: Case, seed: int, weights: int, rank: int) -> Run:
+    """A mixture of experts between tensor-parallel layers, and in its experts, as Megatron-DeepSpeed makes it."""
+    import torch
+    from deepspeed.moe.layer import MoE
+    from torch import nn
+    from torch.nn import functional
+    let_gloo_gather()
+    mpu = ModelParallelUnit(rank, case.tp, case.dp)
+    tensor = TensorGroup(mpu.tp_rank, case.tp, mpu.tp_group)
+    hidden, inner, local = 8, 12, EXPERTS // case.ep
+
+    class Mlp(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.dense_h_to_4h = nn.Linear(hidden, inner // case.tp)
+            self.dense_4h_to_h = nn.Linear(inner // case.tp, hidden)
+
+        def forward(self, x):
+            up, down = self.dense_h_to_4h, self.dense_4h_to_h
+            wide = torch.tanh(functional.linear(tensor.copy(x), up.weight, up.bias))
+            return tensor.reduce(functional.linear(wide, down.weight)) + down.bias
+
+    def mixture():
+        return MoE(hidden_size=hidden, expert=Mlp(), num_experts=EXPERTS, ep_size=case.ep, k=1, use_rts=False,
+                   min_capacity=4, capacity_factor=4.0, eval_capacity_factor=4.0,
+                   enable_expert_tensor_parallelism=True)
+
+    class Net(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(VOCABULARY, hidden)
+            self.moe_a, self.mlp, self.moe_b = mixture(), Mlp(), mixture()
+            self.out = nn.Linear(hidden, VOCABULARY)
+
+        def forward(self, tokens, targets):
+            x = self.embed(tokens)
+            x = x + self.moe_a(x)[0]
+            x = x + self.mlp(x)
+            x = x + self.moe_b(x)[0]
+            return language_model_loss(self.out(x), targets)
+
+    model = Net()
+    global_name = global_expert_name(mpu.dp_rank % case.ep, local)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            dim = next((dim for pattern, dim in MOE_CUTS if re.match(pattern, name)), None)
+            shape = [size * case.tp if at == dim else size for at, size in enumerate(p.shape)]
+            full = named_values(global_name(name), shape, weights)
+            p.copy_(full if dim is None else full.chunk(case.tp, dim)[mpu.tp_rank])
+            if dim is not None:
+                p.model_parallel = p.tensor_model_parallel = True
+    engine = engine_with_experts(case, model, mpu=mpu)
+    # With experts, DeepSpeed takes it from the model alone.
+    engine.module.universal_checkpoint_info = {
+        "universal_checkpoint_version": 0.2,
+        "tp_replicated_parameter_patterns": [r".*(embed|out|wg)\..*", r".*dense_4h_to_h\.bias$"],
+        "parameter_with_row_parallelism_patterns": [r".*dense_4h_to_h\.weight$"],
+        "parameter_with_sub_params": [{"patterns": [r".*dense_h_to_4h\.weight$"], "shape": ((inner, ), hidden),
+                                       "partition_dim": 0},
+                                      {"patterns": [r".*dense_h_to_4h\.bias$"], "shape": ((inner, ), ),
+                                       "partition_dim": 0}],
+    }
+    return Run(engine, step_of(engine, case, seed, mpu.dp_rank), tp=mpu.tp_rank, dp=mpu.dp_rank)
 
 
 def mixtral():
-    """What AutoEP's preset for Mixtral looks for, by parameter names.
+    """A model with the parameter names that AutoEP's preset for Mixtral looks for.
 
-    transformers' own class will not do: AutoEP calls its recorder of outputs with an older signature.
+    transformers' own class does not work: AutoEP calls its recorder of outputs with an older signature.
     """
     import torch
     from torch import nn
@@ -872,7 +961,8 @@ def build_autoep(case: Case, seed: int, weights: int, rank: int) -> Run:
 
 
 BUILDERS = {"pipeline": build_pipeline, "autotp": build_autotp, "megatron": build_megatron,
-            "megatron_pipeline": build_megatron_pipeline, "moe": build_moe, "autoep": build_autoep}
+            "megatron_pipeline": build_megatron_pipeline, "moe": build_moe, "tensor_moe": build_tensor_moe,
+            "autoep": build_autoep}
 
 
 def masters_of_flat_groups(engine, names) -> dict:
@@ -980,8 +1070,8 @@ def train_worker(rank, world, port, case, folder, seed):
 def stale_copies(module: dict) -> set:
     """Copies in later stages that differ from the first stage's.
 
-    A tied layer has one file, the first stage's, and only its tied attributes are sent to the later stages
-    when it is loaded; whatever else the layer has there is neither saved nor loaded (nor used).
+    A tied layer has one file, the first stage's. When it is loaded, only its tied attributes are sent to the later
+    stages. Other parts of the layer there are neither saved nor loaded nor used.
     """
     import torch
     first, stale = {}, set()
@@ -1022,7 +1112,7 @@ def ask_universal(load_dir, tag, output, options):
         keep_temp_folder=False, **options))
 
 
-# What to try in turn with DeepSpeed's universal converter.
+# Options of DeepSpeed's universal converter, to be tried in turn.
 UNIVERSAL_OPTIONS = {
     "universal": {"strict": True, "inject_missing_state": False},
     "universal_inject": {"strict": True, "inject_missing_state": True},
@@ -1031,7 +1121,7 @@ UNIVERSAL_OPTIONS = {
 
 
 def universal_info(load_dir: pathlib.Path, tag: str) -> dict:
-    """The description of the tensors in the checkpoint, by whoever wrote it."""
+    """The description of the tensors in the checkpoint, written by the client or by DeepSpeed."""
     import torch
     for path in sorted((load_dir / tag).glob("*mp_rank_00_model_states.pt")):
         if "_expert_" not in path.name:
@@ -1041,7 +1131,7 @@ def universal_info(load_dir: pathlib.Path, tag: str) -> dict:
 
 
 def merge_rule(name: str, info: dict) -> str:
-    """How DeepSpeed's converter merges a parameter's slices; it asks the lists in this order."""
+    """The rule by which DeepSpeed's converter merges a parameter's slices. It asks the lists in this order."""
 
     def listed(patterns):
         return any(re.match(pattern, name) for pattern in patterns)
@@ -1059,14 +1149,15 @@ def merge_rule(name: str, info: dict) -> str:
 
 
 def merge_rules(case: Case, info: dict, ranks) -> dict:
-    """Names by the rule that merges them. Experts go by their rank, whatever other lists say."""
+    """Names by the rule that merges them. Experts belong to their rank's rule, and those that tensor-parallel ranks share
+    have a rule for their slices besides."""
     rules = {}
     for name in sorted({name for rank in ranks for name in rank["param_shapes"]}):
-        if any(name in rank["experts"] for rank in ranks):
-            rule = "experts"
-        else:
-            rule = merge_rule(name, info) if case.tp > 1 else "whole"
-        rules.setdefault(rule, []).append(name)
+        is_expert = any(name in rank["experts"] for rank in ranks)
+        if is_expert:
+            rules.setdefault("experts", []).append(name)
+        if not is_expert or case.kind == "tensor_moe":
+            rules.setdefault(merge_rule(name, info) if case.tp > 1 else "whole", []).append(name)
         if any(re.match(pattern, name) for pattern in info.get("vocabulary_parameter_patterns", ())):
             rules.setdefault("vocabulary", []).append(name)
         if case.pp > 1 and sum(name in rank["param_shapes"] for rank in ranks) > case.tp * case.dp:
@@ -1095,7 +1186,7 @@ def check_expert_files(case: Case, load_dir, tag, module):
         for key, value in torch.load(path, weights_only=False).items():
             if not torch.is_tensor(value):
                 continue
-            if case.kind == "moe":
+            if case.kind.endswith("moe"):
                 name = key.replace(f"deepspeed_experts.{expert}.", f"deepspeed_experts.{expert % local}.")
                 mine = module[f"{name}|{place}"]
             else:
@@ -1105,7 +1196,7 @@ def check_expert_files(case: Case, load_dir, tag, module):
 
 
 def check_universal(case: Case, folder, live, rules):
-    """What the converter merged must be made of the slices' elements, and of all of them."""
+    """The converter's merged tensors must consist of the slices' elements, and of all of them."""
     import torch
     slices = {}
     for key, value in sorted(live.items()):
@@ -1133,7 +1224,7 @@ def check_universal(case: Case, folder, live, rules):
 
 
 def check_case(case: Case, folder: pathlib.Path, logs: pathlib.Path, facts: dict, load_dir, tag) -> dict:
-    """Compares the truths; returns what DeepSpeed's converters answered and the rules that matter."""
+    """Compares the truths. Returns the answers of DeepSpeed's converters, and the rules that matter."""
     from safetensors.torch import load_file
     live, module = [load_file(folder / "expected" / f"{source}.safetensors") for source in ("live", "module")]
     check_rounding(live, module, [name for rank in facts["ranks"] for name in rank["frozen"]])
@@ -1156,7 +1247,7 @@ def check_case(case: Case, folder: pathlib.Path, logs: pathlib.Path, facts: dict
 
 
 def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> str:
-    """Makes one case below `out`, replacing it; returns a line about it. Raises when it fails."""
+    """Makes one case below `out`, replacing it. Returns a line about it. Raises if it fails."""
     import deepspeed
     import torch
     folder = out / case.name
@@ -1164,7 +1255,7 @@ def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> s
     (folder / "expected").mkdir(parents=True)
     started = time.monotonic()
     try:
-        # DeepSpeed loads no more of an optimizer on NVMe than the swap files.
+        # For an optimizer on NVMe, DeepSpeed loads only the swap files.
         for worker in (train_worker, ) if case.swap_from else (train_worker, reload_worker):
             port = free_port()
             error = run_forked(worker, logs, [(rank, case.world, port, case, folder, seed)
@@ -1180,7 +1271,7 @@ def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> s
         facts = {
             "name": case.name, "note": case.note, "kind": case.kind, "model": case.model,
             "topology": {"pp": case.pp, "tp": case.tp, "dp": case.dp, "ep": case.ep}, "stage": case.stage,
-            "num_experts": EXPERTS if case.kind in ("moe", "autoep") else 0, "world_size": case.world,
+            "num_experts": EXPERTS if case.kind in ("moe", "tensor_moe", "autoep") else 0, "world_size": case.world,
             "precision": case.dtype, "optimizer": "adamw", "seed": seed, "global_batch": GLOBAL_BATCH,
             "deepspeed_version": deepspeed.__version__, "torch_version": torch.__version__,
             "load_dir": str(load_dir.relative_to(folder)), "tag": tag,
@@ -1195,7 +1286,7 @@ def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> s
 
 
 def compact_json(facts: dict) -> str:
-    """Indented, with lists of numbers on one line: the ranks' shapes would fill pages otherwise."""
+    """Indented JSON with lists of numbers on one line, since the ranks' shapes would fill pages otherwise."""
     text = json.dumps(facts, indent=1)
     return re.sub(r"\[[\s\d,.e+-]*\]", lambda m: re.sub(r"\s+", " ", m[0]).replace("[ ", "[").replace(" ]", "]"),
                   text) + "\n"

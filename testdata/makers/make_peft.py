@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes testdata/peft: ZeRO checkpoints of models of which a PEFT adapter is trained, and what peft itself saves.
+"""Makes testdata/peft: ZeRO checkpoints of models with a trained PEFT adapter, and peft's own files for each.
 
-A case has base/ (the model before, as from_pretrained loads it), ckpt/ (DeepSpeed's), expected/adapter/ (peft's own
-save_pretrained of the live engine) and expected/logits.safetensors (the live model's answer to `tokens`).
+A case has base/ (the model before, for from_pretrained), ckpt/ (DeepSpeed's) and expected/. It has adapter/
+(peft's own save_pretrained of the live engine) and logits.safetensors (the live model's answer to `tokens`).
 """
 import argparse
 import contextlib

@@ -5,9 +5,9 @@
     make_programs.py --out SCRATCH --case all
     make_programs.py --out SCRATCH --case trainer_t5_z3,lightning_plain_z2 --seed 7 --world 3 --hidden 32
 
-The Hugging Face Trainer, TRL's, Accelerate, Lightning and plain DeepSpeed train tiny models of the architectures
-that people train, whole or with a PEFT adapter, for three steps over gloo, save, and train two more.  A case is a
-folder:
+The programs are the Hugging Face Trainer, TRL's, Accelerate, Lightning and plain DeepSpeed. They train tiny
+models of well-known architectures, whole or with a PEFT adapter, for three steps over gloo, save, and train two
+more.  A case is a folder:
 
     case.json                       facts: program, versions, model, stage, ranks, losses after the save
     ckpt/                           what the program wrote
@@ -15,8 +15,9 @@ folder:
     expected/truth.safetensors      by name: the live engine's fp32 masters, and what has none as it was
     expected/states.safetensors     the live optimizer's states, `name|exp_avg` ...
 
-A name says PROGRAM_MODEL_TRAITS_STAGE.  testdata/programs has some of the cases (`kept` in --list), without files
-that no tool reads; tests/oracle/program_matrix.py makes all of them and has each program load what the tools write.
+A name says PROGRAM_MODEL_TRAITS_STAGE. testdata/programs has some of the cases (`kept` in --list), without
+files that no tool reads. tests/oracle/program_matrix.py makes all of them and has each program load the tools'
+outputs.
 
 Needs what make_programs.txt lists.
 """
@@ -53,7 +54,7 @@ class Case:
     stage: int
     adapter: str = ""  # a key of ADAPTERS
     dtype: str = "bf16"  # or fp32
-    traits: str = ""  # what the name says besides
+    traits: str = ""  # further parts of the name
     arguments: dict = dataclasses.field(default_factory=dict)  # more of the program's own
     config: dict = dataclasses.field(default_factory=dict)  # more of DeepSpeed's configuration
 
@@ -67,7 +68,7 @@ class Case:
         return "_".join(filter(None, (self.program, self.model, self.adapter, self.traits, dtype, f"z{self.stage}")))
 
 
-# Models. `h` is the hidden size; nothing is dropped at random, so that a loss says whether a run went on.
+# Models. `h` is the hidden size. There is no dropout, so that losses show whether a run resumed correctly.
 
 
 def decoder(h, **more):
@@ -195,7 +196,7 @@ def llava(h):
 
 
 def plain(h):
-    """A model of one's own: a tied head, a frozen layer, a buffer."""
+    """A user's own model: a tied head, a frozen layer, a buffer."""
     import torch
 
     class Plain(torch.nn.Module):
@@ -221,7 +222,7 @@ def plain(h):
 
 
 def optimized_linear(h, sharded=False):
-    """DeepSpeed's OptimizedLinear: LoRA on a frozen base weight, of which each rank may have a part."""
+    """DeepSpeed's OptimizedLinear: LoRA on a frozen base weight, which the ranks may share."""
     import torch
     from deepspeed.linear import LoRAConfig, OptimizedLinear
 
@@ -337,8 +338,8 @@ ADAPTERS = {
 
 
 def build_model(case, run):
-    """The model, with its adapter. Where there is one, the base is what it was in the first run; else a run that
-    resumes starts from other weights."""
+    """The model, with its adapter. With an adapter, the base is that of the first run. Otherwise a run that resumes
+    starts from other weights."""
     import torch
     torch.manual_seed(run.seed if case.adapter or run.same_start else run.model_seed)
     model = MODELS[case.model](run.hidden)
@@ -360,7 +361,7 @@ def build_model(case, run):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training: from the start, saved after STEPS_BEFORE steps, or gone on with from `resume`."""
+    """One training: from the start until it is saved after STEPS_BEFORE steps, or resumed from `resume`."""
     folder: pathlib.Path
     world: int
     seed: int = DEFAULT_SEED
@@ -370,7 +371,7 @@ class Run:
 
     @property
     def same_start(self):
-        """Universal checkpoints bring no frozen parameters and no buffers."""
+        """Universal checkpoints have no frozen parameters and no buffers."""
         return not self.resume or self.universal
 
     @property
@@ -384,13 +385,13 @@ class Run:
 
 @dataclasses.dataclass
 class Seen:
-    """What a run held after STEPS_BEFORE steps, and the losses of the steps behind them."""
+    """The state of a run after STEPS_BEFORE steps, and the losses of the later steps."""
     truth: dict = dataclasses.field(default_factory=dict)
     states: dict = dataclasses.field(default_factory=dict)
     facts: dict = dataclasses.field(default_factory=dict)
     losses: list = dataclasses.field(default_factory=list)
     step: int = -1
-    rates: list = dataclasses.field(default_factory=list)  # of each step behind them, by parameter group
+    rates: list = dataclasses.field(default_factory=list)  # of each later step, by parameter group
 
     def look(self, engine, step):
         """Every rank calls it, before a step."""
@@ -450,7 +451,7 @@ def trainer_arguments(kind, case, run, **more):
 
 
 def drive(trainer, run, seen):
-    """Trains, and puts what the Trainer saved in `ckpt`."""
+    """Trains, and moves the Trainer's files to `ckpt`."""
     import transformers
 
     class Look(transformers.TrainerCallback):
@@ -543,7 +544,7 @@ def accelerate_(case, run, seen):
     engine, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
 
     class Count:
-        """A program's own object, which register_for_checkpointing saves."""
+        """A program's own object, saved by register_for_checkpointing."""
 
         def __init__(self):
             self.steps = 0
@@ -580,7 +581,7 @@ def lightning_(case, run, seen):
     import lightning.pytorch.strategies.deepspeed as strategies
     import torch
     from lightning.pytorch.accelerators import CPUAccelerator
-    strategies.CUDAAccelerator = CPUAccelerator  # Lightning asks for CUDA; all else is its own code
+    strategies.CUDAAccelerator = CPUAccelerator  # Lightning asks for CUDA; the rest is its own code
     strategies._validate_device_index_selection = lambda devices: None
     initialize = deepspeed.initialize
     # Its `args` hold the number of a CUDA device.
@@ -604,7 +605,7 @@ def lightning_(case, run, seen):
         max_steps=run.steps, logger=False, callbacks=[*saves, Look()], enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=not run.resume, default_root_dir=".")
     loader = torch.utils.data.DataLoader(data_set(case.model, run.seed), batch_size=BATCH // run.world)
-    # With another number of ranks the same rows make up a batch: rank r has every world-th row of it.
+    # With another number of ranks a batch has the same rows: rank r gets every world-th one.
     trainer.fit(lightning_module(case, run), loader, ckpt_path=str(run.resume) if run.resume else None)
     if not run.resume and trainer.is_global_zero:
         pathlib.Path(f"run/step={STEPS_BEFORE}.ckpt").rename("ckpt")
@@ -732,7 +733,7 @@ CASES = [
     *(Case("trainer", "llama", 2, adapter, dtype="fp32")
       for adapter in ("boft", "hra", "miss", "c3a", "road", "waveft", "beft", "deft", "delora", "glora", "gralora",
                       "hira", "lily", "psoft", "randlora", "vblora", "pvera", "tinylora", "unilora")),
-    # At stage 3 peft's saving of prompts waits for ranks that do not come, and tokens in LoRA ask for CUDA.
+    # At stage 3 peft waits for other ranks when it saves prompts, and tokens in LoRA need CUDA.
     *(Case("trainer", "llama", 2, adapter) for adapter in ("loratokens", "tokens", "prompt", "prefix", "ptuning")),
     *both("trainer", "llama", adapter="vera", dtype="fp32"),  # peft computes with it in fp32 only
     *both("trainer", "llamatied", adapter="loratied"), *both("trainer", "mixtral", adapter="loraexperts"),
@@ -752,7 +753,7 @@ CASES = [
 
 
 def work(rank, world, port, case, run, out):
-    """One rank of a run. Rank 0 writes what was seen below `out`."""
+    """One rank of a run. Rank 0 writes the results below `out`."""
     import torch
     from safetensors.torch import save_file
     os.environ["HF_DATASETS_CACHE"] = str(run.folder / "cache")
@@ -772,7 +773,7 @@ def work(rank, world, port, case, run, out):
 
 
 def preload():
-    """What the ranks import, once, before they are forked."""
+    """Imports everything that the ranks need, once, before they are forked."""
     import accelerate.utils  # noqa: F401
     import deepspeed.runtime.zero.stage3  # noqa: F401
     import lightning  # noqa: F401
@@ -783,7 +784,7 @@ def preload():
 
 
 def execute(case, run, out, logs):
-    """All ranks of a run. Raises when one of them fails."""
+    """Runs all ranks of a run. Raises if one of them fails."""
     port = free_port()
     error = run_forked(work, logs, [(rank, run.world, port, case, run, out) for rank in range(run.world)],
                        timeout=100)
@@ -816,7 +817,7 @@ def make_case(case, out, logs, world=2, seed=DEFAULT_SEED, hidden=16):
     return folder
 
 
-# What no tool reads, and pickles that name the machine.
+# Files that no tool reads, and pickles that name the machine.
 UNREAD = ("zero_to_fp32.py", "zero_to_torch.py", "training_args.bin", "README.md", "rng_state_*.pth",
           "random_states_*.pkl", "tokenizer*", "special_tokens_map.json", "chat_template*", "model.safetensors")
 

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Makes testdata/releases: checkpoints that releases of DeepSpeed save on a CPU, and what their engines held.
+"""Makes testdata/releases: checkpoints that releases of DeepSpeed save on a CPU, and the state of their engines.
 
     make_releases.py --list
     make_releases.py --out testdata/releases --case all
     make_releases.py --out testdata/releases --case ds0.7.7_z2_bf16_w2,ds0.12.6_z3_bf16_w2
     make_releases.py --out SCRATCH --release 0.7.7,0.12.6 --recipe 2-bf16,3-bf16+sub --ranks 3 --seed 5 --width 2
 
-Each release is installed in build/releases first (old_deepspeed.py). A recipe is STAGE-PRECISION[-torch][+FLAG...]:
-torch is torch's AdamW, else DeepSpeed's FusedAdam with its kernel in Python; `sub` small sub-groups, `rr` round-robin
-gradients, `elastic` elastic_checkpoint, `grads32` gradients in fp32, `untied` and `thawed` a model without tied or frozen parameters.
+Each release is first installed in build/releases (old_deepspeed.py). A recipe is STAGE-PRECISION[-torch][+FLAG...].
+`torch` is torch's AdamW, else DeepSpeed's FusedAdam with its kernel in Python is used. Flags are `sub` (small
+sub-groups), `rr` (round-robin gradients), `elastic` (elastic_checkpoint), `grads32` (gradients in fp32), `untied` and
+`thawed` (a model without tied or frozen parameters).
 
-A case is a folder as make_checkpoints.py makes it: ckpt/, case.json, expected/master.safetensors and
-expected/module.safetensors. The masters are read from the engine's flat buffers at the address at which the live
-parameter lies.
+A case is a folder like make_checkpoints.py's: ckpt/, case.json, expected/master.safetensors and
+expected/module.safetensors. The masters are read from the engine's flat buffers at the address of the live parameter.
 
 Needs torch, deepspeed and safetensors, and PyPI for the other releases.
 """
@@ -188,7 +188,7 @@ def config_of(recipe, ranks):
 
 
 def make_engine(recipe, ranks, seed, width=1, other=None):
-    """An engine of the release; `other` are keys of the configuration besides."""
+    """An engine of the release; `other` has further keys of the configuration."""
     import deepspeed
     config = {**config_of(recipe, ranks), **(other or {})}
     key = "config" if old_deepspeed.takes(deepspeed.initialize, "config") else "config_params"
@@ -223,11 +223,11 @@ def first_of(owner, *names):
 
 @dataclasses.dataclass
 class Stepped:
-    """A tensor that the base optimizer steps, the parameter group that it is of, and the parameters in it."""
+    """A tensor that the base optimizer updates, its parameter group, and the parameters in it."""
     tensor: object
     group: int
     shared: bool  # every rank has a part of it
-    params: list  # (parameter, what takes its elements out of the ranks' parts)
+    params: list  # (parameter, a function that takes its elements out of the ranks' parts)
 
 
 def of_flat(at, numel, shape):
@@ -283,7 +283,7 @@ def stepped_at_stage_0(optimizer):
 def stepped(optimizer, stage):
     if stage == 3:
         return stepped_at_stage_3(optimizer)
-    # From 0.17.6 to 0.18.4 an optimizer of stage 0 is made at stage 1 too, with gradients in fp32.
+    # From 0.17.6 to 0.18.4, an optimizer of stage 0 with gradients in fp32 is made at stage 1 too.
     is_cut = any(hasattr(optimizer, name) for name in PARTITIONS)
     return stepped_in_partitions(optimizer) if is_cut else stepped_at_stage_0(optimizer)
 
@@ -297,7 +297,7 @@ def parts_of_ranks(tensor):
 
 
 def live_masters(engine, stage):
-    """{"name|fp32": tensor, "name|exp_avg": ...} and {name: step}, of all that is trained."""
+    """{"name|fp32": tensor, "name|exp_avg": ...} and {name: step}, for all trained parameters."""
     import torch
     names = {id(param): name for name, param in engine.module.named_parameters()}
     base, values, steps = base_of(engine.optimizer), {}, {}
@@ -367,7 +367,7 @@ def run_case(rank, case, folder, port):
 
 
 def make_case(case, out, logs):
-    """Returns what went wrong, or None."""
+    """Makes a case. Returns the error, or None."""
     folder = out / case.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -379,7 +379,7 @@ def make_case(case, out, logs):
 
 
 def under_release(version, function):
-    """In a process that start() began: what deepspeed needs before and after it is imported, and then `function`."""
+    """Calls `function` in a process that start() began, with the preparations before and after deepspeed's import."""
     old_deepspeed.prepare(version)
     import deepspeed  # noqa: F401
     old_deepspeed.adapt(version)

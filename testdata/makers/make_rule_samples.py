@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes testdata/samples/tp_rules.json: slices of parameters and what DeepSpeed's own code
-(ds_to_universal.py merge_tp_slices, affine.py, autoep_affine.py) makes of them, and broken forms of
-`universal_checkpoint_info`. Needs torch and deepspeed.
+"""Writes testdata/samples/tp_rules.json: slices of parameters with the results of DeepSpeed's own code
+(ds_to_universal.py merge_tp_slices, affine.py, autoep_affine.py). Broken forms of `universal_checkpoint_info`
+are there, too. Needs torch and deepspeed.
 
     DS_ACCELERATOR=cpu testdata/makers/make_rule_samples.py
 
 Pickles are in hexadecimal. Tensors are texts: "SIZE SIZE: ELEMENT ELEMENT ...". An element k of a slice stands for
-float(k) / 7, those of a merged tensor are bits in hexadecimal.
+float(k) / 7; elements of a merged tensor are bits in hexadecimal.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ NAME = "h.0.w"
 
 
 def tensor(shape, first=0):
-    """Different numbers, most of them not exact; value() in the test makes the same ones."""
+    """Different numbers, most of them inexact; value() in the test makes the same ones."""
     count = torch.Size(shape).numel()
     return (torch.arange(first, first + count, dtype=torch.float32) / 7.0).reshape(shape)
 
 
 def numbers(value):
-    """What `value` was made of by tensor()."""
+    """The numbers from which tensor() made `value`."""
     found = [round(x * 7.0) for x in value.double().flatten().tolist()]
     assert torch.equal(torch.tensor(found, dtype=torch.float32) / 7.0, value.flatten())
     return found
@@ -46,7 +46,7 @@ def pickled(value):
 
 
 def merge(info, slices, name):
-    """The universal dict that DeepSpeed writes for the slices, and the patterns it has not used."""
+    """The universal dict that DeepSpeed writes for the slices, and the patterns that it did not use."""
     with tempfile.TemporaryDirectory() as folder:
         for rank, one in enumerate(slices):
             if one.numel() == 0:
@@ -64,7 +64,7 @@ def merge(info, slices, name):
 
 
 def form_text(made):
-    """The keys beside `param` as form_text() in the test prints them."""
+    """The keys beside `param`, in the form of the test's form_text()."""
     out = []
     for key in sorted(made):
         if key == "param":
@@ -80,9 +80,8 @@ samples = []
 
 
 def sample(title, info, slices, fails=None, name=NAME, full=None, whole=None):
-    """`fails`: (error class, part of its text), and DeepSpeed has to refuse it too. `full`: what
-    must come out, where that is known without merging. `whole`: the bare slices if they are not
-    from tensor()."""
+    """`fails`: (error class, part of its text), and DeepSpeed must refuse it too. `full`: the expected result, if it
+    is known without merging. `whole`: the bare slices if they are not from tensor()."""
     expected, form, unused = None, "", []
     if fails is None:
         made, unused = merge(info, slices, name)
@@ -196,7 +195,7 @@ def sub(shape, dim, version=0.4, widths=None, pattern="h"):
 
 
 def slices_of(widths, dim, other, flat=False):
-    """A slice a rank: its widths of the sub-parameters along dim."""
+    """A slice for each rank: its widths of the sub-parameters along dim."""
     made = []
     for rank in range(len(widths[0])):
         shape = list(other)
@@ -355,9 +354,9 @@ sample("map: one of two matches too many",
 sample("map: two superseded patterns", with_map(HALVES, tp_replicated_parameter_patterns=["h", "h."]),
        cut(tensor([4, 6]), [2, 2], 0), fails=("InconsistentError", "several patterns"))
 sample("map: shards of other sizes", with_map(HALVES), cut(tensor([4, 6]), [3, 1], 0),
-       fails=("InconsistentError", "speaks of shards of the shapes [2, 6], [2, 6], the ranks' slices have [3, 6], [1, 6]"))
+       fails=("InconsistentError", "is for shards of the shapes [2, 6], [2, 6], the ranks' slices have [3, 6], [1, 6]"))
 sample("map: more ranks than slices", with_map(HALVES), [tensor([2, 6])],
-       fails=("InconsistentError", "speaks of shards"))
+       fails=("InconsistentError", "is for shards"))
 sample("map: a piece outside the shard", with_map(entry([2], ([2], [piece([2], (0, [1]), (1, [1]), [0])]))), [tensor([2])],
        fails=("CorruptError", "piece 0 of rank 0: in the shard: reaches element 2"))
 sample("map: a piece outside the tensor", with_map(entry([2], ([2], [piece([2], (1, [1]), (0, [1]), [0])]))), [tensor([2])],
@@ -410,7 +409,7 @@ bad_placement("CorruptError", "version", version=None)
 bad_placement("CorruptError", "num_experts", num_experts=0)
 bad_placement("CorruptError", "num_experts", num_experts=True)
 bad_placement("CorruptError", "no rank for expert 2", num_experts=3)
-# DeepSpeed would make a set of them all.
+# DeepSpeed would put all of them into a set.
 bad_placements.append(({"version": 1, "num_experts": 10**15, "ep_size": 1, "ranks": [{"rank": 0, "experts": [0]}]},
                        "CorruptError", "no rank for expert 1", (10**15, )))
 bad_placement("CorruptError", "ep_size", ep_size=-1)
@@ -429,7 +428,7 @@ bad_placement("CorruptError", "no rank for expert 1", ranks=[{"rank": 0, "expert
 bad_placement("InconsistentError", "shape is [3, 2]", shape=(3, 2))
 bad_placement("InconsistentError", "shape is []", shape=())
 
-# What is refused when the info is read: (info, error, part of its text).
+# Infos that are refused when they are read: (info, error, part of its text).
 malformed = []
 UC = "universal_checkpoint_info"
 
@@ -514,7 +513,7 @@ for key, values in {
     for value in values:
         bad_map("CorruptError", PIECE, lambda m, k=key, v=value: m["ranks"][1]["pieces"][0].update({k: v}))
 
-# What cannot be assembled, though DeepSpeed's tool, which checks less, may take it: (entry, error, text).
+# Entries that cannot be assembled, though DeepSpeed's tool, which checks less, may accept them: (entry, error, text).
 bad_assemblies = []
 
 
@@ -540,7 +539,7 @@ bad_assembly("CorruptError", "reaches element", {**HALVES, "logical_shape": [3, 
 bad_assembly("CorruptError", "reaches element", {**HALVES, "logical_shape": [0, 6]})
 bad_assembly("CorruptError", "overflows", changed("source", [0, [2**63 - 1, 2**63 - 1]]))
 for one in (
-        # Steps that are none of the tensor's, a run that turns a corner, columns transposed.
+        # Steps that are not the tensor's, a run that turns a corner, transposed columns.
         entry([4], ([2], [piece([2], (0, [2]), (0, [1]), [0])]), ([2], [piece([2], (1, [2]), (0, [1]), [1])])),
         entry([2, 3], ([4], [piece([4], (0, [1]), (0, [1]), [0])]), ([2], [piece([2], (4, [1]), (0, [1]), [1])])),
         entry([2, 3], ([2], [piece([2], (2, [1]), (0, [1]), [0])]),
@@ -554,7 +553,7 @@ bad_assembly("UnsupportedError", "is not a box of the shard",
 
 
 def pinwheel(centre):
-    """Boxes that no cut parts: round a centre of 3 x 3."""
+    """Boxes that no straight cut separates, round a centre of 3 x 3."""
     def box(row, column, rows, columns):
         return piece([rows, columns], (3 * row + column, [3, 1]), (0, [columns, 1]), [0])
     boxes = [box(0, 0, 1, 2), box(0, 2, 2, 1), box(2, 1, 1, 2), box(1, 0, 2, 1)] + ([box(1, 1, 1, 1)] if centre else [])
@@ -601,9 +600,9 @@ def main():
         # `map` is ParamAffineMap.to_dict().
         "placements": [{"placement": pickled(placement), "map": pickled(one), "slices": slices_text(slices),
                         "merged": merged_text(full)} for placement, one, slices, full in placements],
-        # What reading universal_checkpoint_info refuses.
+        # Infos that are refused when they are read.
         "malformed_infos": bad_samples((*one, ()) for one in malformed),
-        # Entries of affine maps that can be read, but not put together.
+        # Entries of affine maps that can be read, but not assembled.
         "bad_assemblies": bad_samples((*one, ()) for one in bad_assemblies),
         "bad_placements": bad_samples(bad_placements),
     }, indent=0) + "\n")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Releases of DeepSpeed, each in a folder of its own, and what lets them run on a CPU under today's torch.
+"""Releases of DeepSpeed in their own folders, with replacements that let them run on a CPU under today's torch.
 
     old_deepspeed.py 0.7.7 0.12.6       installs them into build/releases/VERSION, beside the torch of this Python
 
-A program that runs under a release is started by start(), calls prepare() before it imports deepspeed, and adapt()
-after. Nothing that decides what a checkpoint holds is touched: what is replaced are kernels (FusedAdam's, in Python),
-streams and devices of CUDA, names that torch and numpy have dropped, and the backend, which is gloo.
+start() starts a program under a release. The program calls prepare() before it imports deepspeed, and adapt() after.
+Nothing that decides the content of a checkpoint is changed. Replaced are kernels (FusedAdam's, in Python), streams and
+devices of CUDA, names that torch and numpy have dropped, and the backend, which is gloo.
 """
 import argparse
 import collections.abc
@@ -28,7 +28,7 @@ def number(version):
 
 
 def own_release():
-    """The release that this Python has already."""
+    """The release that this Python already has."""
     from importlib.metadata import version
     return version("deepspeed")
 
@@ -36,7 +36,7 @@ def own_release():
 # --- installing
 
 def environment(version):
-    """Of a process that runs under the release."""
+    """The environment of a process that runs under the release."""
     paths = [str(RELEASES / version)] if version != own_release() else []
     paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0",
@@ -50,7 +50,8 @@ def pip_install(version, *packages):
 
 
 def install(version):
-    """Into RELEASES/version, unless it is there. The dependencies are those of this Python, but for what old ones need."""
+    """Installs it into RELEASES/version, unless it is there. Dependencies are this Python's, except for old releases'
+    needs."""
     folder = RELEASES / version
     if version == own_release() or (folder / "deepspeed").is_dir():
         return
@@ -82,7 +83,7 @@ def add_module(name, **values):
 
 
 def keep_old_names():
-    """Of Python, numpy and torch, which have dropped them."""
+    """Restores names of Python, numpy and torch that have been dropped."""
     import numpy
     import torch
     import torch.distributed as dist
@@ -101,7 +102,7 @@ def detached(tensor):
 
 
 def gather_into_views():
-    """Today's torch lets no collective write to one of several views that split() made."""
+    """In today's torch no collective can write to one of several views that split() made."""
     import torch.distributed as dist
     for name in ("all_gather_into_tensor", "_all_gather_base"):
         plain = getattr(dist, name)
@@ -110,7 +111,7 @@ def gather_into_views():
 
 
 class Idle:
-    """A stream or an event of a device that has none."""
+    """A stream or an event of a device without any."""
     cuda_stream = 0
 
     def __init__(self, *args, **options):
@@ -138,7 +139,7 @@ class Idle:
 
 
 def without_device(place):
-    """The CPU in place of a CUDA device, however it is named."""
+    """The CPU in place of a CUDA device, in any notation."""
     import torch
     if isinstance(place, torch.device):
         return torch.device("cpu") if place.type == "cuda" else place
@@ -162,7 +163,7 @@ def moved_to_cpu(plain):
 
 
 def be_cuda():
-    """Before 0.9.3 there is no accelerator but CUDA."""
+    """Before 0.9.3 CUDA is the only accelerator."""
     import torch
     cuda = torch.cuda
     cuda.Stream = cuda.Event = cuda.stream = cuda.device = Idle
@@ -193,7 +194,7 @@ def be_cuda():
 
 
 def prepare(version):
-    """Before deepspeed is imported."""
+    """Must be called before deepspeed is imported."""
     import torch
     keep_old_names()
     gather_into_views()
@@ -220,7 +221,7 @@ def adam(chunk, overflow, lists, lr, beta1, beta2, eps, step, adam_w, bias_corre
 
 
 class Builder:
-    """In place of FusedAdamBuilder and UtilsBuilder."""
+    """Replaces FusedAdamBuilder and UtilsBuilder."""
 
     def __init__(self, *args, **options):
         pass
@@ -244,7 +245,7 @@ def replace_kernels():
 
 
 def adapt_accelerator(version):
-    """Since 0.8."""
+    """For releases since 0.8."""
     import torch
     from deepspeed.accelerator import get_accelerator
     kind = type(get_accelerator())
@@ -272,7 +273,7 @@ def adapt_accelerator(version):
 
 
 def by_dtype(tensors):
-    """Gradients by type; before 0.13 only the types of CUDA are known."""
+    """Gradients by type; releases before 0.13 know only the types of CUDA."""
     kinds = {}
     for tensor in tensors:
         kinds.setdefault(tensor.dtype, []).append(tensor)
@@ -280,7 +281,7 @@ def by_dtype(tensors):
 
 
 def adapt(version):
-    """With deepspeed imported. That it is the release asked for is checked."""
+    """Must be called after deepspeed is imported. Checks that it is the requested release."""
     import deepspeed
     from deepspeed.runtime import engine
     if number(deepspeed.__version__) != number(version):
@@ -288,7 +289,7 @@ def adapt(version):
     replace_kernels()
     if importlib.util.find_spec("deepspeed.accelerator"):
         adapt_accelerator(version)
-    # The all-reduce through shared memory leaves 66 MiB per rank in /dev/shm for ever: gloo alone.
+    # The all-reduce through shared memory leaves 66 MiB per rank in /dev/shm for ever, so only gloo is used.
     communication = sys.modules.get("deepspeed.comm.torch")
     if hasattr(communication, "build_shm_op"):
         communication.build_shm_op = lambda: None
