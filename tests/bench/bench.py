@@ -12,11 +12,11 @@
     scripts/bench pairs --against OTHER/bin [--rows REGEX]
     scripts/bench pairs --with=--resume [--rows REGEX]
 
-A checkpoint is written (bench_checkpoint.py). Then the programs take turns: in each round cp -r of the folder
-that the tool writes, the tool and, in the first rounds, DeepSpeed, every second round with cp and the tool in
-the other order. Before each run its input is read into the page cache, or dropped from it. What a run wrote is
-deleted and the disk synced before the next one starts. Subcommands of ckpt-inspect that read everything, stats
-and verify, take turns with cat of the same files. tests/bench/README.md says what the columns mean.
+A checkpoint is written (bench_checkpoint.py). Then the programs take turns. Each round has cp -r of the folder
+that the tool writes, the tool and, in the first rounds, DeepSpeed. Every second round has cp and the tool in
+the other order. Before each run its input is read into the page cache, or dropped from it. The outputs of a run
+are deleted and the disk is synced before the next one starts. Subcommands of ckpt-inspect that read everything,
+stats and verify, take turns with cat of the same files. tests/bench/README.md explains the columns.
 
 --memory-at measures nothing but the memory of one run, on a sparse checkpoint of zeros: its weights are written
 to the disk. `suite` makes all comparisons of one table: bench_suite.py. `pairs` compares two builds, or

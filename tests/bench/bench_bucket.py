@@ -4,11 +4,12 @@
     scripts/python tests/bench/bench_bucket.py --params 400M --out tests/bench/runs/NAME
 
 The store is tests/support/object_server.py on the loopback, which waits before each reply and gives each connection
-so many bytes a second. What zero-to-fp32 moves is counted there, and its rate is given beside connections x limit;
-memory is of the program alone. One run writes to the disk, another one into the store, over connections as slow. The
-download takes as many connections, in ranges of 8 MiB, and writes to the same disk. The mount is rclone's with its
-cache on that disk, which starts empty: without one it is many times slower; it is left out, aloud, where there is no
-fusermount3 or /dev/fuse. The programs take turns; what they write is compared.
+so many bytes a second. The server counts the bytes that zero-to-fp32 moves, and their rate is given beside
+connections x limit; memory is of the program alone. One run writes to the disk, another one into the store,
+over connections as slow. The download takes as many connections, in ranges of 8 MiB, and writes to the same
+disk. The mount is rclone's with its cache on that disk, which starts empty: without a cache it is many times
+slower. A message tells if there is no fusermount3 or /dev/fuse, and the mount is left out. The programs take
+turns; what they write is compared.
 """
 import filecmp
 import os

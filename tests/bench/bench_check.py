@@ -67,7 +67,7 @@ def load(path):
 
 
 def same_object(a, b):
-    """Of values as torch.load gives them: types, order of keys and bits are those of the other."""
+    """Compares values as torch.load gives them: types, order of keys and bits are those of the other."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

@@ -3,10 +3,10 @@
 
     bench_checkpoint.py write FOLDER --params 400M --ranks 4 --stage 2 [--sub-group-size N] [--sparse]
 
-It saves what DeepSpeed 0.19.8 saves for a decoder transformer that was trained in bf16 with AdamW: the same
-file names, keys, types, record order and storages, so that DeepSpeed's own converters read it. What its values
-are is told by parameter_values. --sparse writes zeros instead, as holes: a checkpoint of any size, for what
-does not depend on the values.
+It saves the files that DeepSpeed 0.19.8 saves for a decoder transformer that was trained in bf16 with AdamW.
+File names, keys, types, record order and storages are the same, so that DeepSpeed's own converters read it.
+parameter_values tells its values. --sparse writes zeros instead, as holes: a checkpoint of any size, where the
+values do not matter.
 
 Needs torch. Large tensors live in mapped files in the folder that is written to, so the memory needed does
 not depend on the model's size.
@@ -71,7 +71,7 @@ def block_values(block):
     return torch.empty(BLOCK).uniform_(-0.05, 0.05, generator=generator)
 
 
-# What is kept of every element, as a function of the model's value; all differ.
+# The state of every element, as a function of the model's value; all differ.
 STATES = {"fp32": torch.clone, "exp_avg": torch.neg, "exp_avg_sq": torch.abs}
 
 

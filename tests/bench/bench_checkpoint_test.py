@@ -46,7 +46,7 @@ def skeleton(value):
 
 
 def records(path):
-    """What a zip holds, in order; data.pkl is longer when numbers in it are larger."""
+    """The entries of a zip, in order; data.pkl is longer when numbers in it are larger."""
     with zipfile.ZipFile(path) as archive:
         return [(info.filename, info.filename.endswith("data.pkl") or info.file_size)
                 for info in archive.infolist()]

@@ -4,8 +4,8 @@
     scripts/python tests/bench/bench_dcp.py --params 400M --out tests/bench/runs/NAME
 
 A folder of weights is written by torch's own dcp.save on so many ranks, each with its rows as FSDP2 has them. The
-programs take turns, with what they read in the page cache; medians and ranges. What zero-to-fp32 writes is compared
-with what dcp_to_torch_save does.
+programs take turns, with what they read in the page cache; medians and ranges. The weights of zero-to-fp32 are
+compared with those of dcp_to_torch_save.
 """
 import statistics
 import subprocess

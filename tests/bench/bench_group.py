@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How several ranks of one conversion scale, what they cost, and what they say to each other.
+"""How several ranks of one conversion scale, and what they cost.
 
     sudo scripts/python tests/bench/bench_group.py --out tests/bench/runs/NAME
 
-scaling: every rank reads and writes at most 10 MB/s, in a cgroup of its own (blkio of version 1, which limits what is
-written past the page cache, so --io=direct; root only), 720 MB of weights from a cold cache. overhead: two ranks against
-one process in turn, from and into the page cache. Of both what the launcher takes for an empty program is subtracted.
-counters: messages and bytes of every rank, as --json has them.
+scaling: every rank reads and writes at most 10 MB/s, 720 MB of weights from a cold cache. Each is in a cgroup
+of its own (blkio of version 1, which limits writes past the page cache, so --io=direct; root only). overhead:
+two ranks against one process in turn, from and into the page cache. The launcher's time for an empty program is
+subtracted from both.
 """
 import argparse
 import contextlib
@@ -30,17 +30,10 @@ from measure import BenchError, ROOT, say
 
 BLKIO = pathlib.Path("/sys/fs/cgroup/blkio")
 RATE = 10_000_000
-PARTS = ("scaling", "overhead", "counters")
-# What the wrapper of a rank does first: it moves into the rank's cgroup.
+PARTS = ("scaling", "overhead")
+# The wrapper of a rank first moves into the rank's cgroup.
 ENTER = ('rank=${DSCKPT_GROUP_RANK-${OMPI_COMM_WORLD_RANK-${SLURM_PROCID-0}}}; '
          'echo $$ > "$DSCKPT_BENCH_CGROUP/$rank/cgroup.procs" && exec "$@"')
-EMPTY_MPI = """
-#include <mpi.h>
-int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
-  return MPI_Finalize();
-}
-"""
 
 
 class Launcher:
@@ -58,7 +51,7 @@ class Launcher:
             begin = time.perf_counter()
             if size == 1:
                 started = [subprocess.Popen(command, env=environment, stdout=out, stderr=errors)]
-            elif self.name == "tcp":
+            elif self.name == "by hand":
                 started = [subprocess.Popen(command, env={
                     **environment, "DSCKPT_GROUP_RANK": str(rank), "DSCKPT_GROUP_SIZE": str(size),
                     "DSCKPT_GROUP_DIR": str(place)}, stdout=out, stderr=errors) for rank in range(size)]
@@ -77,7 +70,7 @@ class Launcher:
         return seconds, text
 
     def start(self, size, runs, command=("true",)):
-        """What an empty program takes."""
+        """The time of an empty program."""
         return statistics.median(self.seconds(size, command)[0] for _ in range(runs))
 
 
@@ -156,26 +149,11 @@ class Bench:
         remove(source)
         return runs
 
-    def empty_mpi(self):
-        """A program that starts MPI and ends it; None without Open MPI's compiler."""
-        compiler = shutil.which("mpicc.openmpi")
-        if not compiler:
-            return None
-        program = self.work / "empty_mpi"
-        program.with_suffix(".c").write_text(EMPTY_MPI)
-        subprocess.run([compiler, "-O1", program.with_suffix(".c"), "-o", program], check=True)
-        return program
-
     def overhead(self):
         source = checkpoint(self.work, self.options.overhead_params, 2, 4)
-        empty_mpi = self.empty_mpi()
         runs = []
         for launcher in self.launchers:
-            starts = {"start": ["true"]}
-            if empty_mpi and launcher.name in ("Open MPI", "srun --mpi=pmix"):
-                starts["mpi_start"] = [empty_mpi]
-            mine = [{"launcher": launcher.name,
-                     **{name: launcher.seconds(2, command)[0] for name, command in starts.items()}}
+            mine = [{"launcher": launcher.name, "start": launcher.seconds(2, ["true"])[0]}
                     for _ in range(self.options.runs)]
             # Right after each other: memory that has been free for a while is slower where a host takes it back.
             for number, run in enumerate(mine):
@@ -185,23 +163,8 @@ class Bench:
                     run[name], _ = launcher.seconds(size, self.command(source))
                     remove(self.output)
                 say(f"overhead, {launcher.name}: " +
-                    ", ".join(f"{name} {run[name]:.3f} s" for name in ("alone", "two", *starts)))
+                    ", ".join(f"{name} {run[name]:.3f} s" for name in ("alone", "two", "start")))
             runs += mine
-        remove(source)
-        return runs
-
-    def counters(self):
-        source = checkpoint(self.work, self.options.counter_params, 3, 4)
-        launcher = Launcher("tcp", self.work)
-        runs = []
-        for size in self.options.counter_sizes:
-            self.output.mkdir()
-            seconds, text = launcher.seconds(size, self.command(source, "--threads", "1"))
-            data = json.loads(text.splitlines()[-1])["data"]
-            remove(self.output)
-            runs.append({"ranks": size, "seconds": seconds, "bytes_written": data["bytes_stored"],
-                         "of_ranks": data.get("ranks", [])})
-            say(f"counters, {size} ranks: {seconds:.2f} s")
         remove(source)
         return runs
 
@@ -221,22 +184,7 @@ def overhead_rows(runs):
     for launcher in dict.fromkeys(run["launcher"] for run in runs):
         mine = [run for run in runs if run["launcher"] == launcher]
         row = [launcher, *(bench_report.median_range([run[name] for run in mine]) for name in ("alone", "two", "start"))]
-        for start in ("start", "mpi_start"):
-            more = [run["two"] - run["alone"] - run[start] for run in mine if start in run]
-            row.append(bench_report.median_range(more) if more else "")
-        yield row
-
-
-def counter_rows(runs):
-    """Of rank 0, and the others' median and most."""
-    for run in runs:
-        row = [run["ranks"], f"{run['seconds']:.2f}"]
-        for name in ("messages_sent", "messages_received", "bytes_sent", "bytes_received"):
-            values = [rank.get(name) for rank in run["of_ranks"]]
-            if None in values or not values:
-                row.append("")
-            else:
-                row.append(f"{values[0]}; {statistics.median(values[1:]):.0f}, {max(values[1:])}")
+        row.append(bench_report.median_range([run["two"] - run["alone"] - run["start"] for run in mine]))
         yield row
 
 
@@ -250,14 +198,10 @@ def report_text(report):
                   *bench_report.table(["launcher", "ranks N", "median s (min..max)", "start s", "T(N) / T(1)", "of 1 / N",
                                        "MB done by a rank"], scaling_rows(runs["scaling"])), ""]
     if "overhead" in runs:
-        lines += ["Two ranks against one process, in turn, from and into the page cache, seconds. What is more: of each "
-                  "round, without the start of `true`, or of a program that starts MPI and ends it.", "",
-                  *bench_report.table(["launcher", "one process", "two ranks", "start", "more", "more than MPI's start"],
+        lines += ["Two ranks against one process, in turn, from and into the page cache, seconds. `more`: the "
+                  "difference in each round, without the start of `true`.", "",
+                  *bench_report.table(["launcher", "one process", "two ranks", "start", "more"],
                                       overhead_rows(runs["overhead"])), ""]
-    if "counters" in runs:
-        lines += ["Messages and bytes of rank 0; of the others, median and most.", "",
-                  *bench_report.table(["ranks", "seconds", "messages sent", "received", "bytes sent", "received"],
-                                      counter_rows(runs["counters"])), ""]
     return "\n".join(lines)
 
 
@@ -270,8 +214,6 @@ def main():
     parser.add_argument("--scaling-runs", type=positive, default=1)
     parser.add_argument("--overhead-params", type=parse_count, default=400_000_000)
     parser.add_argument("--runs", type=positive, default=9, help="of overhead")
-    parser.add_argument("--counter-params", type=parse_count, default=20_000_000)
-    parser.add_argument("--counter-sizes", type=positive, nargs="+", default=[2, 8, 64, 512])
     parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path(os.environ.get("DSCKPT_BIN", ROOT / "build/release/bin")))
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")

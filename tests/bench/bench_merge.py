@@ -4,7 +4,7 @@
     bench_merge.py write FOLDER --params 400M [--rank 16]     FOLDER/base and FOLDER/adapter
     bench_merge.py check MERGED FOLDER --params 400M [--dtype float32|bfloat16]
 
-The base has the tensors of bench_checkpoint.py's decoder in bfloat16; every matrix of its layers has a pair of
+The base has the tensors of bench_checkpoint.py's decoder in bfloat16. Every matrix of its layers has a pair of
 factors, in float32 as peft keeps them. Merged weights are compared with sums of float64 products.
 
 Needs torch and safetensors.
@@ -50,7 +50,7 @@ def write(folder, params, rank):
         "fan_in_fan_out": False, "base_model_name_or_path": "bench"}))
 
 
-# Of a value rounded to nearest; sums of float64 differ by their order besides.
+# The error of a value rounded to nearest; sums of float64 differ by their order besides.
 MOST_WRONG = {"float32": 2.0**-24 * 1.0001, "bfloat16": 2.0**-8 * 1.0001}
 
 

@@ -25,7 +25,7 @@ ROTATED = {torch.float32: "u4", torch.bfloat16: "u2"}
 
 
 def entropy_bytes(tensor):
-    """What the byte planes of a tensor come to, each by how often its bytes occur."""
+    """The sizes of a tensor's byte planes, each by how often its bytes occur."""
     flat = tensor.detach().flatten()
     elements = flat.view(torch.uint8).numpy().reshape(flat.numel(), flat.element_size())
     if flat.dtype in ROTATED:
@@ -66,7 +66,7 @@ def kinds_of(checkpoint):
 
 
 def sizes(inspect, checkpoint, packed):
-    """Of each kind: bytes, bytes that ckpt-pack stores, and the bound."""
+    """For each kind: bytes, bytes that ckpt-pack stores, and the bound."""
     summary = json.loads(output_of([inspect, packed, "--json"]))["data"]
     stored = {kind["kind"]: kind["stored"] for kind in summary["kinds"]}
     rows = []

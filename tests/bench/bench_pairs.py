@@ -1,5 +1,5 @@
-"""Two builds of the tools against each other, in turn, on the benchmark's rows and on plans of a large model; or what
-an option costs.
+"""Two builds of the tools against each other, in turn, on the benchmark's rows and on plans of a large model.
+Or the cost of an option.
 
     scripts/bench pairs --against ../old/build/release/bin --rows '^(warm|plan)-' --runs 20
     scripts/bench pairs --with=--resume --rows '^(warm|durable)-(weights|universal|reshard)'
@@ -35,7 +35,7 @@ BUILDS = ("now", "before")
 
 
 class Plan:
-    """What is planned, and not run, of a simulated checkpoint."""
+    """The plans of a simulated checkpoint, which are not run."""
 
     def __init__(self, name, folders, work, besides):
         self.name, self.folders, self.work, self.besides = name, folders, work, besides

@@ -3,12 +3,12 @@
 
     scripts/python tests/bench/bench_python.py --native build/release/lib --out tests/bench/runs/NAME
 
-At each stage a checkpoint is written. Then DeepSpeed's get_fp32_state_dict_from_zero_checkpoint and dsckpt's take
-turns, each in a process of its own, with the files in the page cache; timed is the call, not the imports. Just before,
-as much memory as the tensors take is touched and freed: a virtual machine may have to ask its host for it, which takes
-longer than all else. `s of the process` is all of it but that. Memory is the anonymous memory above what there was
-before the call. `first tensor` is lazy_mode=True and one `.contiguous()`. `dsckpt.open` opens a simulated model
-(sparse files). Every tensor of both is compared once.
+At each stage a checkpoint is written. Then DeepSpeed's get_fp32_state_dict_from_zero_checkpoint and dsckpt's
+take turns, each in a process of its own, with the files in the page cache. The call is timed, not the imports.
+Just before, as much memory as the tensors take is touched and freed. A virtual machine may have to ask its host
+for it, which takes longer than all else. `s of the process` is all of it but that. Memory is the anonymous
+memory above what there was before the call. `first tensor` is lazy_mode=True and one `.contiguous()`.
+`dsckpt.open` opens a simulated model (sparse files). Every tensor of both is compared once.
 
 Needs torch and DeepSpeed in the Python that runs it, and dsckpt_native.
 """

@@ -77,7 +77,7 @@ def speedup(report):
 
 
 def single(report):
-    """Of one comparison."""
+    """The figures of one comparison."""
     baseline, tool, start_up = report["baseline"], report["tool"], report["start_up"]
     own_start = start_up[report["program"]]
     moved = (f"read {gigabytes(report['read_bytes'])}" if "read_bytes" in report else
@@ -103,7 +103,7 @@ def single(report):
 
 
 def memory(reports):
-    """Of runs on sparse checkpoints."""
+    """The figures of runs on sparse checkpoints."""
     return "\n".join(table(
         ("tool", "params", "stage", "ranks", "format", "dtype", "io", "checkpoint", "on the disk", "output",
          "peak anonymous MiB", "page faults minor / major"),
@@ -169,7 +169,7 @@ def add_places(options):
 def run(kind, options, measure, report_text):
     """Prints what `measure(folder)`, a dict, has found, as `report_text` puts it, and keeps it in options.out.
 
-    The folder is new, in options.work. What fails ends the program with its message.
+    The folder is new, in options.work. A failure ends the program with its message.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=f"bench-{kind}-", dir=options.work) as name:

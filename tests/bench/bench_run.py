@@ -13,7 +13,7 @@ from measure import BenchError, git_commit, machine, measure, memory_info, outpu
 
 # Subcommands of ckpt-inspect that write nothing: their options, and the files whose bytes they read.
 READERS = {"stats": (["--states"], "*optim_states.pt"), "verify": ([], "*.pt")}
-# What zero-to-fp32 --merge makes of bench_merge.py's folders.
+# zero-to-fp32 --merge on bench_merge.py's folders.
 MERGE = "merge"
 TOOLS = ("zero-to-fp32", "to-universal", "reshard", MERGE, *READERS)
 
@@ -66,7 +66,7 @@ class Bench:
         if options.sub_group_size:
             settings += f"_g{options.sub_group_size}"
         self.checkpoint = work / f"checkpoint_{settings}{'_sparse' if sparse else ''}"
-        # What is there when the whole checkpoint is.
+        # The file that appears last.
         self.last = self.checkpoint / "latest"
         if options.tool == MERGE:
             self.checkpoint = work / f"merge_{options.params}"
@@ -119,7 +119,7 @@ class Bench:
         sync(self.work)
 
     def cleaned(self, measured):
-        """The result of a function of this object. What it wrote goes, but for a checkpoint that is to be kept."""
+        """The result of a function of this object. Removes the output, except a checkpoint to be kept."""
         try:
             return measured()
         finally:
@@ -129,7 +129,7 @@ class Bench:
             (self.work / "latest_universal").unlink(missing_ok=True)
 
     def read_files(self):
-        """What a reading tool reads."""
+        """The files that a reading tool reads."""
         return sorted(self.checkpoint.rglob(READERS[self.options.tool][1]))
 
     def input_files(self, name):
@@ -197,7 +197,7 @@ class Bench:
             self.script("bench_merge.py", "check", self.results, self.checkpoint, *arguments, "--dtype",
                         self.options.dtype)
         elif self.options.tool == "reshard":
-            # What the masters have become, by the tool whose own benchmark checks it against the same values.
+            # Read by zero-to-fp32, whose own benchmark checks its output against the same values.
             measure([self.tool.with_name("zero-to-fp32"), self.results, self.fresh])
             self.script("bench_check.py", "weights", self.fresh, *arguments)
         else:
@@ -233,7 +233,7 @@ class Bench:
         return self.report(memory)
 
     def measure_memory(self):
-        """Of one run of the tool on a sparse checkpoint, whatever its input costs to read."""
+        """Memory of one run of the tool on a sparse checkpoint, however long its input takes to read."""
         self.prepare()
         result = measure(self.command(self.options.tool, self.results), memory=True)
         files = files_of(self.checkpoint)
@@ -300,7 +300,7 @@ class Bench:
             "programs": programs}
 
     def command_line(self):
-        """What was asked for, without the paths of this machine."""
+        """The command line of the benchmark, without the paths of this machine."""
         options = self.options
         parts = ["scripts/bench", "--tool", options.tool, "--params", options.params]
         if options.tool != MERGE:

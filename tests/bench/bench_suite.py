@@ -126,14 +126,14 @@ def extra_arguments(row, options):
 
 
 def memory_at(options, params, work):
-    """Of one run on a sparse checkpoint. `options`: those of bench.py."""
+    """The figures of one run on a sparse checkpoint. `options`: those of bench.py."""
     settings = {**vars(options), "params": params, "deepspeed": None, "keep": False}
     bench = Bench(argparse.Namespace(**settings), work, sparse=True)
     return bench.cleaned(bench.measure_memory)
 
 
 class Results:
-    """What --out has, by name and in the order of the matrix."""
+    """The results in --out, by name and in the order of the matrix."""
 
     def __init__(self, options):
         self.folder = options.out

@@ -4,9 +4,9 @@
     scripts/python tests/bench/trained_checkpoint.py FOLDER [--steps N] [--width N] [--layers N] [--seed N]
 
 How small tensors become when they are packed depends on what they hold, so generated numbers show nothing. This
-trains a transformer of bytes on the sources of Python's standard library with DeepSpeed (ZeRO stage 2, bfloat16,
-AdamW, one process, no GPU) and saves it: 3.3 M parameters with the defaults, about half a second a step on a core. Needs
-torch and deepspeed.
+trains a transformer of bytes on the sources of Python's standard library with DeepSpeed (ZeRO stage 2,
+bfloat16, AdamW, one process, no GPU) and saves it. It has 3.3 M parameters with the defaults, and takes about
+half a second a step on a core. Needs torch and deepspeed.
 """
 import argparse
 import os

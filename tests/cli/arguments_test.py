@@ -25,7 +25,7 @@ class SpellingTest(CliTest):
         self.reference = {}
 
     def files(self, *arguments, source=None):
-        """What a run with these arguments writes: name -> bytes."""
+        """The files of a run with these arguments: name -> bytes."""
         output = self.convert(source or self.ckpt.folder, *arguments)
         return {path.name: path.read_bytes() for path in output.iterdir()}
 
@@ -350,6 +350,15 @@ class SelectionTest(CliTest):
         done = self.zero_to_fp32(self.ckpt.folder, output, "--safe", "--max-shard-size", "2KB", "--force")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(f"note: {SAFE} of another run stays in {output}", done.stderr)
+        # Notes that differ in a name alone are printed once; JSON has all.
+        for more, printed in (((), 1), (("--json",), 11)):
+            copy = self.new_path()
+            shutil.copytree(output, copy)
+            done = self.zero_to_fp32(self.ckpt.folder, copy, "--safe", "--include", "gain", "--force", *more)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            text = done.stdout if more else done.stderr
+            self.assertEqual(text.count("of another run stays in"), printed, text)
+            self.assertIn("; likewise 'model-0000", done.stderr)
         done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--safe")
         self.assertNotIn("another run", done.stderr)
 
@@ -477,7 +486,8 @@ class HfConfigTest(CliTest):
             self.assertEqual(done.returncode, 0, done.stderr)
             for name, content in mine.items():
                 self.assertEqual((output / name).read_bytes(), content)
-                self.assertIn(f"{name} is in the output folder already, and stays as it is", done.stderr)
+                self.assertRegex(done.stderr, f"(note: |; likewise '){name}")
+            self.assertIn("is in the output folder already, and is not changed", done.stderr)
         output = self.convert(self.ckpt.folder)
         (output / BIN).unlink()
         done = self.zero_to_fp32(self.ckpt.folder, output, "--dtype=fp16")

@@ -34,7 +34,7 @@ def record_of(path, wanted):
 
 
 class ControlTest(CliTest):
-    """What the edits below start from: shards that are loaded and saved again convert to the same."""
+    """The starting point of the edits below: shards that are loaded and saved again convert to the same."""
 
     def test_shards_saved_again_are_as_good_as_the_originals(self):
         for name in [Z1_BF16OPT, Z2, Z2_ALIGNED, Z2_LEGACY, Z2_PLAIN, Z3, Z3_W3, Z3_LEGACY, "z0_bf16_w2"]:
@@ -110,7 +110,7 @@ class MissingFilesTest(CliTest):
     def test_files_of_split_models_beside_a_whole_one_are_refused(self):
         for extra, said in [("layer_01-model_states.pt", "is of a pipeline"),
                             ("layer_01-model_00-model_states.pt", "is of a pipeline"),
-                            ("layer_0_expert_3_mp_rank_00_model_states.pt", "no model_states file speaks of experts"),
+                            ("layer_0_expert_3_mp_rank_00_model_states.pt", "no model_states file names experts"),
                             ("expp_rank_0_mp_rank_00_optim_states.pt", "without ZeRO")]:
             with self.subTest(file=extra):
                 scratch = self.scratch(Z2)
@@ -673,7 +673,7 @@ class MixedUpTest(CliTest):
                 self.assertIn(f"step {was + 2}: {scratch.optim(1).name}\n", error["message"])
                 self.assertRegex(error["message"], rf"step {was}: .*{scratch.optim(0).name}")
                 self.assertRegex(error["message"], rf"step {was}: .*model_states.pt")
-                # What the hint says is done.
+                # Follows the hint.
                 self.assertIn("--allow-missing", error["hint"])
                 out = self.new_path()
                 done = self.zero_to_fp32(scratch.folder, out, "--allow-missing", "--safe-serialization", "--json")

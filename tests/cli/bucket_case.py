@@ -1,4 +1,4 @@
-"""What tests of s3:// and https:// share."""
+"""The common base of tests of s3:// and https://."""
 import contextlib
 import re
 
@@ -7,14 +7,14 @@ from cli_common import CliTest, tree
 from object_server import Store, serving
 from tools import filled
 
-# What is said of far inputs and of no others.
+# The messages about far inputs and no others.
 TRAFFIC = re.compile(r"^.*(requests? to the (object store|web server), |the run would take about ).*\n", re.MULTILINE)
 SECONDS = re.compile(r"\b[0-9.]+ s\b(, [0-9.]+ [KMGT]?B/s)?")
 STAND_INS = "dsckpt-bucket"
 
 
 def masked(text):
-    """What was said, without times and what is said of far places only."""
+    """The messages, without times and lines about far places only."""
     return SECONDS.sub("N s", TRAFFIC.sub("", text))
 
 

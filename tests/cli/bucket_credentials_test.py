@@ -140,7 +140,7 @@ class CredentialsTest(CliTest):
             for name in ("empty", "none-such"):
                 self.assert_refused(name, **{**place, "AWS_WEB_IDENTITY_TOKEN_FILE": str(self.root / name)})
             endpoints.role_answer = lambda request, body: (200, "<html/>")
-            self.assert_refused("no credentials", **place)
+            self.assert_refused("does not answer with credentials", **place)
 
     def test_web_identity_of_a_profile(self):
         with self.endpoints() as (endpoints, url):

@@ -3,8 +3,8 @@
 
     scripts/python tests/cli/bucket_faults.py --runs 500
 
-A run ends in the time that its faults explain. If it succeeds, it has written what it writes of the same folder on a
-disk; if not, it has one message that says why, nothing of its output is there, and no stand-in. Faults that may pass
+A run ends in the time that its faults explain. If it succeeds, it has written the same as from a folder on a
+disk. If not, it has one message with the reason, and neither output nor stand-in is there. Faults that may pass
 and are few must not make it fail; of lies and changed objects it must not succeed with other bytes.
 
 A run is made of the seed and its number, so that `--only NUMBER` makes it once more.
@@ -29,9 +29,9 @@ from cli_common import tree
 from object_server import KEY, SECRET, Store, environment, serving
 from tools import filled
 
-# What may pass, and is asked for again.
+# Faults that may pass: the request is repeated.
 PASSING = ("delay", "drop", "reset", "cut", "stall", 500, 503, 429)
-# What is an error at once.
+# Faults that are an error at once.
 FINAL = (403, 404, 412, "changed", "longer", "shorter", "shifted")
 # Six tries, of which each may be silent for 20 s, and the waits between them.
 LONGEST_STALL = 25
@@ -67,7 +67,7 @@ class Campaign:
         return said.replace(str(source), "IN").replace(str(output), "OUT"), tree(output.parent)
 
     def plan(self, number):
-        """What run `number` is; the same each time."""
+        """The plan of run `number`, the same each time."""
         choose = random.Random(f"{self.seed} {number}")
         run = types.SimpleNamespace(number=number, case=choose.choice(CASES), command=choose.choice(COMMANDS))
         run.requests = choose.choice((1, 4, 32))
@@ -130,7 +130,7 @@ class Campaign:
         if done.returncode == 0:
             if self.result(done.stdout, output, url) != self.expected[run.case, run.command]:
                 run.wrong.append("other bytes than of a disk")
-            # What lies beside the folder may be forbidden.
+            # Objects beside the folder may be forbidden.
             if run.met_objects and run.kind == "final" and run.word in (403, 404, 412, "longer"):
                 run.wrong.append("went on after what cannot pass")
             return

@@ -1,7 +1,7 @@
 """s3://: all of testdata from a bucket, what is moved for it, and what is left when a run ends.
 
-What a tool says and writes must be what it says and writes of the same folder on a disk. BUCKETS=all takes every
-checkpoint and every command; without it, they take turns.
+A tool must print and write the same as for that folder on a disk. BUCKETS=all takes every checkpoint and every
+command; without it, they take turns.
 """
 import contextlib
 import json
@@ -113,7 +113,7 @@ class SameTest(BucketInputTest):
 
 
 class MovedTest(BucketInputTest):
-    """Of a checkpoint that is large beside its metadata."""
+    """For a checkpoint that is large beside its metadata."""
 
     def large(self):
         """The buckets that it is in, and where."""

@@ -31,15 +31,15 @@ from cli_common import tree as whole_tree
 from object_server import KEY, SECRET, Store, environment, serving
 from tools import filled
 
-# What may pass, and is asked for again.
+# Faults that may pass: the request is repeated.
 PASSING = ("delay", "drop", "reset", "cut", "stall", 500, 503, 429, "lost", "error in 200", "done, error in 200", 409)
-# What is an error at once.
+# Faults that are an error at once.
 FINAL = (403, 404, 412, "wrong form")
 SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")
 WORDS = (*PASSING, *FINAL, *SIGNALS, "another's")
-# Of those that mean something to some requests only.
+# The requests to which these replies are possible.
 MEANT_FOR = {409: ("complete", "object"), "error in 200": ("complete",), "done, error in 200": ("complete",)}
-# What is asked where a run fails, and after a reply that tells nothing.
+# Requests of a failed run, and after a reply that leaves the result open.
 CLEANING = ("remove", "abort", "uploads", "ask")
 CASES = ("z3_bf16_full_subgroups_w4", "hf_trainer_llama_z3_bf16_w2")
 LARGE = "large"
@@ -48,10 +48,10 @@ COMMANDS = (("zero-to-fp32", "IN", "OUT"), ("zero-to-fp32", "IN", "OUT", "--safe
             ("zero-to-fp32", "IN", "OUT", "--safe-serialization", "--max-shard-size", "20KB", "--verify-output"),
             ("to-universal", "IN", "OUT"), ("reshard", "IN", "OUT", "--dp", "2"), ("to-dcp", "IN", "OUT", "--dp", "2"),
             ("ckpt-pack", "pack", "IN", "OUT"))
-# What is written when all else is there.
+# Objects that are written last.
 LAST = ("model.safetensors.index.json", "pytorch_model.bin.index.json", ".metadata", "latest_universal")
 MARKER = ".dsckpt-staging-"
-# What lies beside a checkpoint and comes along, unless it is there already.
+# Files beside a checkpoint that are copied too, unless the output has them already.
 NEIGHBOURS = ("config.json", "generation_config.json")
 # Six tries, of which each may be silent for 20 s, and the waits between them.
 LONGEST_STALL = 25
@@ -65,7 +65,7 @@ def tree(folder):
 
 
 def kind_of(method, target):
-    """What a request is for."""
+    """The purpose of a request."""
     path, _, query = target.partition("?")
     is_marker = MARKER in path
     if method == "GET":
@@ -113,7 +113,7 @@ class Campaign:
         return collections.Counter(kind_of(*request[:2]) for request in store.requests)
 
     def plan(self, number):
-        """What run `number` is; the same each time."""
+        """The plan of run `number`, the same each time."""
         choose = random.Random(f"{self.seed} {number} writes")
         run = types.SimpleNamespace(number=number, command=choose.choice(COMMANDS))
         run.case = choose.choice((*CASES, LARGE, LARGE))
@@ -130,7 +130,7 @@ class Campaign:
         counts = self.counts[run.case, run.command]
         meant = [kind for kind in MEANT_FOR.get(run.word, ()) if counts[kind]]
         run.request = choose.choice(meant or (None, None, *counts, *CLEANING))
-        # What has it clean up: a refusal of these.
+        # The refused request after which the run cleans up.
         run.trigger = choose.choice([kind for kind in ("part", "complete", "object") if counts[kind]])
         run.trigger_at = choose.randint(1, counts[run.trigger])
         if run.request not in CLEANING:
@@ -141,7 +141,7 @@ class Campaign:
         return run
 
     def fault_of(self, run, store, place):
-        """What the store is to do, as the plan has it."""
+        """The store's behaviour by the plan."""
         choose = random.Random(f"{self.seed} {run.number} requests")
         seen = triggered = 0
 
@@ -213,7 +213,7 @@ class Campaign:
         return run
 
     def run_tool(self, run, store, home, is_forced):
-        """What is finished, or None for what is not after 5 minutes."""
+        """The finished run, or None if it is not finished after 5 minutes."""
         tool, *words = filled(run.command, self.sources[run.case], "s3://models/run/out")
         program = pathlib.Path(os.environ["DSCKPT_BIN"]) / tool
         words = [*words, "--s3-requests", str(run.requests), *(["--force"] if is_forced else [])]

@@ -475,7 +475,7 @@ class FaultTest(BucketOutputTest):
 
 
 class UploadFaultTest(BucketOutputTest):
-    """Of an output that is too large for one request."""
+    """For an output that is too large for one request."""
 
     def setUp(self):
         super().setUp()

@@ -114,7 +114,7 @@ class BucketTest(BucketCase):
         with self.store(), unittest.mock.patch.object(object_server._Connection, "listing", listing):
             done = self.tool("ckpt-inspect", "list", "s3://models/any")
         self.assertEqual(done.returncode, 4, done.stderr)
-        self.assertIn("the listing is not of what was asked for", done.stderr)
+        self.assertIn("the listing does not belong to the request", done.stderr)
 
     def test_odd_names_are_asked_for_as_they_are(self):
         with self.store():

@@ -1,7 +1,8 @@
 """An input that changes while a run reads it: refused, or what was written is what the input was; never a mixture.
 
-A run is stopped at one of its calls of the system (support/fail_call.cpp), a file of the input is cut, lengthened,
-replaced or overwritten, with its old time or without, and the run goes on. CHANGES is how many moments are tried.
+A run is stopped at one of its calls of the system (support/fail_call.cpp). A file of the input is then cut,
+lengthened, replaced or overwritten, with its old time or without, and the run goes on. CHANGES is how many
+moments are tried.
 """
 import collections
 import os
@@ -93,7 +94,7 @@ class ChangedInputTest(CliTest):
         return folder
 
     def clean_run(self, case, command):
-        """What it writes, and how often each call is made."""
+        """The output of the command, and the number of each call."""
         folder = self.fresh(case, "clean")
         process = self.start(command, folder, counts=self.root / "counts")
         self.assertEqual((process.communicate(), process.returncode)[1], 0)

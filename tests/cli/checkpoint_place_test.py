@@ -1,4 +1,4 @@
-"""What zero-to-fp32 takes for a checkpoint, and which of several."""
+"""The paths that zero-to-fp32 accepts as a checkpoint, and its choice among several."""
 import errno
 import re
 import shutil
@@ -163,7 +163,7 @@ class CheckpointPlaceTest(CliTest):
         for option in ("--checkpoint_dir", "--output_dir"):
             done = self.zero_to_fp32(option, scratch.folder, self.new_path())
             self.assertEqual(done.returncode, 2)
-            self.assertIn("paths stand without an option: zero-to-fp32 [OPTIONS] checkpoint_dir", done.stderr)
+            self.assertIn("paths are positional arguments: zero-to-fp32 [OPTIONS] checkpoint_dir", done.stderr)
         done = self.tool("reshard", scratch.folder, self.new_path(), "--frobnicate", "6")
         self.assertIn("there is no --frobnicate: reshard [OPTIONS] input output --dp N", done.stderr)
         done = self.tool("ckpt-inspect", "raw", scratch.folder)

@@ -136,7 +136,7 @@ def checkpoint_to_complete(test):
 class BashTest(ManualTest):
 
     def complete(self, tool, *words, breaks="="):
-        """What bash offers for the last of the words."""
+        """The completions that bash offers for the last of the words."""
         split = []
         for word in words:
             name, equals, value = word.partition("=")
@@ -243,7 +243,7 @@ class ZshTest(ManualTest):
         return shell
 
     def complete(self, shell, line):
-        """What was listed, and the line as it is then."""
+        """The listed candidates, and the line as it is then."""
         shell.type(f"{line}\t\x18")
         shell.wait_for("<")
         return shell.wait_for(">")[:-1]
@@ -259,7 +259,7 @@ class ZshTest(ManualTest):
                 ("ckpt-inspect list --sort si", "ckpt-inspect list --sort size "),
                 ("ckpt-inspect list --color=al", "ckpt-inspect list --color=always "),
                 ("ckpt-inspect list fold", "ckpt-inspect list folder/"),
-                ("reshard a b --plan", "reshard a b --plan-batch "),
+                ("reshard a b --plan-b", "reshard a b --plan-batch "),
                 ("reshard --like fol", "reshard --like folder/"),
                 ("reshard --progress=j", "reshard --progress=json "),
             ]:

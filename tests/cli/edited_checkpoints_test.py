@@ -1,8 +1,9 @@
 """Edited checkpoints of every layout through every tool: a result or a clear error, whatever the bytes are.
 
-Each is a copy of a test checkpoint with one file changed: flipped bits, fields of zips and opcodes of pickles that
-decide something, lost and repeated parts, files of other checkpoints, texts that are none. EDITS is how many are
-made; each is given to one command. With sanitized tools what they report ends a tool with another status.
+Each is a copy of a test checkpoint with one file changed. Flipped bits, fields of zips and opcodes of pickles
+that decide something are such changes. Others are lost and repeated parts, files of other checkpoints, and
+texts that are none. EDITS is how many are made; each is given to one command. With sanitized tools what they
+report ends a tool with another status.
 """
 import collections
 import concurrent.futures
@@ -79,7 +80,7 @@ class Editor:
         self.folders = folders
 
     def edit(self, folder):
-        """What was done, and to which file."""
+        """The change, and its file."""
         files = files_of(folder)
         shards = [path for path in files if is_shard(path)]
         kinds = [name for name in dir(self) if name.startswith("change_")]
@@ -183,7 +184,7 @@ class EditedCheckpointsTest(CliTest):
         self.assertGreater(counts[3], COUNT // 10)
 
     def run_one(self, seed, folders, folder):
-        """What is wrong, or nothing, and the exit status."""
+        """The fault, or nothing, and the exit status."""
         chosen = random.Random(seed)
         original = chosen.choice(folders)
         shutil.copytree(original, folder / "in")

@@ -1,5 +1,5 @@
-"""What apps/ENGINES.md has to be pasted is run as it stands there, as far as it can be here: engines are played by the
-shell, and Ray and Dask are taken where they are installed."""
+"""The scripts to paste of apps/ENGINES.md run as they stand there, as far as they can here. The shell plays the
+engines; Ray and Dask are used where they are installed."""
 import os
 import pathlib
 import re

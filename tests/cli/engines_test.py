@@ -81,6 +81,34 @@ class ExecutorTest(EnginesTest):
             dsckpt.convert(self.source.name, "here", executor=executor)
         self.assertTrue((self.root / "here" / "pytorch_model.bin").exists())
 
+    def test_processes_make_the_report_of_one(self):
+        before = os.getcwd()
+        os.chdir(self.root)
+        self.addCleanup(os.chdir, before)
+        other = self.new_path("other")
+        dsckpt.convert(self.source, other, dtype="bf16")
+        shard = next(self.source.rglob("*optim_states.pt"))
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+        calls = [lambda **on: dsckpt.verify(self.source, finite=True, **on),
+                 lambda **on: dsckpt.verify(self.source, other, **on),
+                 lambda **on: dsckpt.stats(self.source, states=True, **on).result,
+                 lambda **on: dsckpt.diff(self.source, other, as_="bfloat16", **on)]
+        for call in calls:
+            alone = call()
+            with concurrent.futures.ProcessPoolExecutor(2, mp_context=SPAWN) as executor:
+                self.assertEqual(call(executor=executor), alone)
+            lossy = Lossy({1: "after", 2: "before", 4: "before"})
+            self.assertEqual(call(executor=lossy), alone)
+            self.assertGreater(lossy.count, 5)
+        with self.assertRaises(ConnectionError):
+            calls[0](executor=Lossy(dict.fromkeys(range(2, 99), "before")))
+        with self.assertRaises(dsckpt.UsageError) as caught:
+            dsckpt.verify(self.source, "missing", executor=Lossy({}))
+        self.assertEqual(caught.exception.results, [dsckpt.verify(self.source)])
+        self.assertEqual(list(self.root.glob(".dsckpt-*")), [])
+
     def test_progress_is_told(self):
         told = []
         self.by_engine("convert", self.new_path("out"), progress=lambda done, total: told.append((done, total)))

@@ -1,4 +1,4 @@
-"""What goes wrong outside of the checkpoint: no space, no permission, signals, too few descriptors."""
+"""Faults outside of the checkpoint: no space, no permission, signals, too few descriptors."""
 import contextlib
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a newcomer types on the first day, as it is typed: each works at once, against a checkpoint of testdata.
+"""The commands that a newcomer types on the first day. Each works at once, against a checkpoint of testdata.
 
 The folder is a run of the Trainer, with what lies beside it; commands run in the folder above it.
 """

@@ -1,9 +1,9 @@
 """One flipped bit in a checkpoint: a tool that writes refuses it by its name, or does not need it.
 
-What is written then is byte for byte what it is without the flip. Deterministic: the places are drawn by a seed.
-DSCKPT_CASES, a regular expression, restricts it to some cases. support/flip_bits.cpp does the same with the library,
-without starting tools. FLIPS=random has it flip 20,000 bytes of all checkpoints, and FLIPS=all also each byte of the
-five smallest.
+The output is then byte for byte the one without the flip. Deterministic: the places are drawn by a seed.
+DSCKPT_CASES, a regular expression, restricts it to some cases. support/flip_bits.cpp does the same with the
+library, without starting tools. FLIPS=random has it flip 20,000 bytes of all checkpoints, and FLIPS=all also
+each byte of the five smallest.
 """
 import concurrent.futures
 import io
@@ -47,12 +47,12 @@ class FlippedRecordTest(CliTest):
         yield "bin", ["zero-to-fp32", folder, out]
         yield "universal", ["to-universal", "--input_folder", folder / tag, "--output_folder", out / "universal"]
         yield "reshard", ["reshard", folder, out, "--dp", ranks + 1]
-        # Of models that are split over ranks it takes the weights alone.
+        # It takes the weights alone of models that are split over ranks.
         is_split = any("mp_rank_01" in path.name for path in (folder / tag).iterdir())
         yield "dcp", ["to-dcp", folder, out, "--dp", ranks + 1, *["--weights-only"] * is_split]
         yield "strip", ["ckpt-pack", "strip", folder, out, "--keep", "resume"]
         yield "strip to weights", ["ckpt-pack", "strip", folder, out, "--keep", "weights"]
-        # Whatever can be read is checked; of the rest a note says that it is packed as it is.
+        # All readable parts are checked; a note says that the rest is packed as it is.
         yield "pack", ["ckpt-pack", "pack", folder, out]
 
     def written(self, command):
@@ -93,7 +93,8 @@ class FlippedRecordTest(CliTest):
                             self.assertEqual(wrong, [])
                         elif code != 0:
                             self.assertEqual(code, 3, errors)
-                            # What ranks should have in common is compared before checksums are complete.
+                            # Values that ranks should have in common are compared before checksums are
+                            # complete.
                             if "are not the same" not in errors:
                                 self.assertIn(path.name, errors)
                                 self.assertIn(record, errors)

@@ -3,9 +3,10 @@
 
     tests/support/slurm_cluster.py scripts/python tests/cli/group_kills.py --runs 200
 
-After a signal to one rank all processes end in the time that apps/NODES.md promises, with one message that names the
-rank and its node; nothing is under a final name, or all of it; the input is as it was; and the same command with
---resume, every second time on another number of ranks, leaves what one process writes, and nothing else.
+After a signal to another rank than 0 the others do its work, unless their launcher ends them. After one to rank
+0 all processes end in the time that apps/NODES.md promises, with one message that names it and its node.
+Nothing is under a final name, or everything is. The input has not changed. The same command with --resume,
+every second time on another number of ranks, leaves the output of one process, and nothing else.
 
 A run is made of the seed, the launcher and its number, so that `--only NUMBER` makes it once more.
 """
@@ -32,13 +33,15 @@ from rank_jobs import Job, is_alive, state_of
 
 ELEMENTS = 6 << 20
 RANK_TIMEOUT = 5
-# Of all processes, after the signal; after RANK_TIMEOUT for one that is stopped.
+# For all processes, after the signal; after RANK_TIMEOUT for one that is stopped.
 LONGEST_END = 10
-# What the ranks wait for each other at the start; nobody knows of one that is lost before.
+# The time that the ranks wait for each other at the start; nobody knows of a rank that is lost before.
 GATHERING = 30
-NOT_JOINED = re.compile(r"have come within|has not found rank 0 within|has not returned within")
+NOT_JOINED = re.compile(r"has not found rank 0 within")
+# These end all ranks when one has ended by a signal.
+ENDS_ALL = ("Open MPI", "torchrun", "MPICH")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
-# What support/fail_call.cpp does in place of a call.
+# The actions of support/fail_call.cpp in place of a call.
 AT_CALL = {signal.SIGKILL: -1, signal.SIGSTOP: -2}
 CALLS = ("open", "write", "fallocate", "fsync", "rename", "link", "close", "unlink", "mkdir")
 
@@ -54,7 +57,7 @@ class Command:
         return tools.filled(self.words, self.source, output)
 
     def alone(self, folder):
-        """What one process writes: the output, and the names that are beside it."""
+        """The results of one process: the output, and the names beside it."""
         place = folder / "alone"
         place.mkdir()
         done = tools.run_tool(*self.filled(place / "out"))
@@ -109,7 +112,7 @@ class Campaign:
         counts = []
         for rank in (0, 1):
             home = self.place()
-            job = Job("tcp", 2, [*command.filled(home / "out"), "--resume", "--save-every", "0"], home, rank,
+            job = Job("by hand", 2, [*command.filled(home / "out"), "--resume", "--save-every", "0"], home, rank,
                       self.shim(counts=home / "counts"))
             job.wait(60)
             assert job.end()[0] == [0, 0]
@@ -131,7 +134,7 @@ class Campaign:
         return self.seconds[launcher, index]
 
     def plan(self, launcher, number):
-        """What run `number` is; the same each time."""
+        """The kind of run `number`; the same each time."""
         choose = random.Random(f"{self.seed} {launcher} {number}")
         run = types.SimpleNamespace(launcher=launcher, number=number, signal=SIGNALS[number % 3])
         run.index = choose.randrange(len(self.commands))
@@ -178,7 +181,7 @@ class Campaign:
             first = self.shim(call=run.call[0], at=run.call[1], errno=AT_CALL[run.signal])
         job = Job(launcher, run.size, self.slow(command, home, *run.resume), home, run.victim, first)
         struck = self.strike(job, run)
-        without = [run.victim] if run.signal == signal.SIGSTOP and launcher == "tcp" else []
+        without = [run.victim] if run.signal == signal.SIGSTOP and launcher == "by hand" else []
         longest = LONGEST_END + (RANK_TIMEOUT if run.signal == signal.SIGSTOP else 0)
         ended = job.wait(longest, without)
         # One that is stopped when all is done keeps nobody from anything but its launcher from ending.
@@ -211,30 +214,32 @@ class Campaign:
         return run
 
     def judge(self, run, longest):
-        if any(NOT_JOINED.search(message) for _, message in run.errors):
+        late = run.seconds is not None and run.seconds > longest
+        if any(NOT_JOINED.search(message) for _, message in run.errors) or late and run.seconds < longest + GATHERING:
             run.outcome = "before all were there"
-            longest += GATHERING
+            late = False
         else:
             run.outcome = "committed" if run.committed else "nothing there"
-        if run.seconds is not None and run.seconds > longest:
+        if late:
             run.wrong.append(f"took {run.seconds:.1f} s to end")
         if run.committed:
             return  # what came after concerns nobody
         messages = [message for _, message in run.errors]
-        names = rf"rank {run.victim}\b" if run.outcome == "before all were there" else rf"rank {run.victim} on \S+"
-        if run.outcome == "before all were there" and run.victim == 0 and messages:
+        if run.victim > 0 and run.launcher not in ENDS_ALL:
+            run.wrong.append("the others have not done its work")
+        elif run.outcome == "before all were there" and run.victim == 0:
             return  # there was nobody who could have spoken for all
-        if len(messages) > 1:
+        # A launcher that ends all ranks wakes rank 0 for it, which then says so.
+        elif len(messages) > 1 and not (run.signal == signal.SIGSTOP and run.launcher in ENDS_ALL):
             run.wrong.append(f"{len(messages)} messages")
-        # What stops rank 0 stops the run, as of one process.
-        elif messages and (re.search(names, messages[0]) or
-                           run.signal == signal.SIGTERM and run.victim == 0 and "interrupted" in messages[0]):
+        # A loss of rank 0 stops the run, as of one process.
+        elif messages and (re.search(rf"rank {run.victim} on \S+", messages[0]) or "interrupted" in messages[0]):
             return
         elif any(re.search(pattern, run.said.get("launcher", ("", ""))[1], re.MULTILINE) for pattern in (
                 rf"noticed that process rank {run.victim} with", rf"Process name: \[\[\d+,1\],{run.victim}\]",
-                rf"^srun: error: \w+: task {run.victim}: ")):
+                rf"^srun: error: \w+: task {run.victim}: ", r"torch.distributed.elastic")):
             run.named_by_launcher = True  # which was faster
-        elif not any("MPI_Init" in message for message in messages):  # where nobody knows whom it waits for
+        else:
             run.wrong.append("no message names the rank")
 
     def go_on(self, run, home, command, expected):

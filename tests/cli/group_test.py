@@ -1,7 +1,8 @@
 """Several processes run one conversion: the bytes of one process, one message, and one end.
 
-RANKS=all takes every checkpoint, more numbers of ranks and every launcher that is there; RANKS=turns the same, the
-launchers and numbers taking turns; RANKS="Open MPI:2,7; srun:4" every checkpoint with these. Without it, some.
+RANKS=all takes every checkpoint, more numbers of ranks and every launcher that is there. RANKS=turns takes the
+same, the launchers and numbers in turn. RANKS="Open MPI:2,7; srun:4" takes every checkpoint with these. Without
+it, some.
 """
 import collections
 import concurrent.futures
@@ -39,7 +40,7 @@ COMMANDS = [
     ["ckpt-pack", "pack", "IN", "OUT", "--sha256"],
     ["ckpt-pack", "strip", "IN", "OUT", "--keep", "weights", "--fsync"],
 ]
-# What only reads: its report is one process's.
+# The tools that only read: their report is one process's.
 LOOKS = [
     ["ckpt-inspect", "verify", "IN", "--json", "--finite"],
     ["ckpt-inspect", "verify", "IN", "--json", "--write-manifest", "OUT"],
@@ -51,7 +52,7 @@ LOOKS = [
 def ways(number):
     """[(launcher, ranks)] of a run."""
     if not ALL:
-        return [("tcp", 3)]
+        return [("by hand", 3)]
     if ":" in RANKS:
         return [(name.strip(), int(size)) for name, sizes in (part.split(":") for part in RANKS.split(";"))
                 for size in sizes.split(",")]
@@ -121,7 +122,7 @@ class GroupTest(CliTest):
         shard.write_bytes(content)
         for command in LOOKS:
             with self.subTest(command=command):
-                status = self.assert_reports_the_same(command, source, 3, "tcp")
+                status = self.assert_reports_the_same(command, source, 3, "by hand")
                 self.assertEqual(status, 0 if command[1] == "diff" else 1)
 
     def test_two_that_differ_are_compared_by_several(self):
@@ -131,7 +132,7 @@ class GroupTest(CliTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         for options in [[], ["--as", "bfloat16"], ["--as", "float16", "--rtol", "1e-3"]]:
             command = ["ckpt-inspect", "diff", source, other, "--json", *options]
-            self.assert_reports_the_same(command, source, 3, "tcp")
+            self.assert_reports_the_same(command, source, 3, "by hand")
 
     def test_packed_files_are_unpacked_as_by_one_process(self):
         cases = [*tools.all_cases(), *tools.model_parallel_cases()]
@@ -168,7 +169,7 @@ class GroupTest(CliTest):
         content[len(content) // 2] ^= 1
         shard.write_bytes(content)
         out = self.new_path("out")
-        done = ranks.run_by_tcp(3, ["zero-to-fp32", source, out], self.root)
+        done = ranks.run_by_hand(3, ["zero-to-fp32", source, out], self.root)
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn("CRC32 mismatch", done.stderr)
         self.assertFalse(out.exists())
@@ -180,9 +181,19 @@ class GroupTest(CliTest):
         group = Ranks(size, ["zero-to-fp32", self.source, place / "out", "--limit-rate", rate, *options], self.root,
                       **more)
         deadline = time.monotonic() + 60
-        while not any(path.stat().st_blocks for path in place.rglob("*.bin")) and time.monotonic() < deadline:
+        begun = {str(rank) for rank in range(size)} if size > 1 else set()
+        while time.monotonic() < deadline and not (any(path.stat().st_blocks for path in place.rglob("*.bin")) and
+                                                   self.workers(place) >= begun):
             time.sleep(0.02)
         return group, place
+
+    @staticmethod
+    def workers(place):
+        """The ranks that have begun a portion."""
+        try:
+            return {path.read_text() for path in place.rglob("taken/*")}
+        except FileNotFoundError:  # all is over
+            return set()
 
     def assert_reads_its_own_disks(self, command, case, size):
         """Each rank has a part of the files at the same path, as use_node_local_storage leaves them."""
@@ -248,50 +259,77 @@ class GroupTest(CliTest):
         last = json.loads([line for line in errors.splitlines() if line.startswith("{")][-1])["data"]
         self.assertEqual(last["bytes_done"], last["bytes_total"])
 
-    def test_all_end_where_one_is_lost(self):
-        self.source = self.large()
-        for victim in range(3):
-            group, place = self.begun(3)
-            begin = time.monotonic()
+    def assert_whole(self, place):
+        self.assertTrue(tree(place / "out") == self.expected)
+        self.assertEqual([path.name for path in place.iterdir()], ["out"])
+
+    def test_a_killed_rank_costs_its_portions_and_not_the_run(self):
+        self.prepare()
+        for victim in (1, 2):
+            group, place = self.begun(3, rate="6MB")
             group.processes[victim].send_signal(signal.SIGKILL)
             results = group.wait()
-            self.assertLess(time.monotonic() - begin, 10)
-            said = [errors for rank, (_, _, errors) in enumerate(results) if rank != victim and errors]
-            self.assertEqual(len(said), 1, results)
-            self.assertRegex(said[0], rf"error: rank {victim} on \S+ is gone: it was killed, or its node is lost")
-            self.assertEqual({status for rank, (status, _, _) in enumerate(results) if rank != victim}, {4})
-            self.assertFalse((place / "out").exists())
-            left = [path.name for path in place.iterdir()]
-            if victim:
-                self.assertEqual(left, [])
-            else:  # by the one that could have removed it; the next run does
-                self.assertRegex(" ".join(left), rf"^{STAGING}\w+$")
-                done = ranks.run_by_tcp(2, ["zero-to-fp32", self.source, place / "out"], self.root)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                self.assertEqual([path.name for path in place.iterdir()], ["out"])
+            self.assertEqual([status for rank, (status, _, _) in enumerate(results) if rank != victim], [0, 0], results)
+            self.assertEqual([errors for _, _, errors in results[1:]], ["", ""])
+            self.assert_whole(place)
 
-    def test_a_signal_to_one_ends_all(self):
-        self.source = self.large()
+    def test_all_end_where_rank_0_is_lost(self):
+        self.prepare()
+        group, place = self.begun(3)
+        begin = time.monotonic()
+        group.processes[0].send_signal(signal.SIGKILL)
+        results = group.wait()
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertRegex(results[1][2], r"error: rank 0 on \S+ is gone: it was killed, or its node is lost")
+        self.assertEqual([results[1][0], results[2]], [4, (4, "", "")], results)
+        self.assertFalse((place / "out").exists())
+        # It was by the one that could have removed it; the next run does.
+        self.assertRegex(" ".join(path.name for path in place.iterdir()), rf"^{STAGING}\w+$")
+        done = ranks.run_by_hand(2, ["zero-to-fp32", self.source, place / "out"], self.root)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_whole(place)
+
+    def test_what_a_killed_run_has_left_where_ranks_meet_is_not_obeyed(self):
+        self.prepare()
+        group, place = self.begun(2, "--resume")
+        for process in reversed(group.processes):
+            process.kill()
+            process.communicate()
+        again = Ranks(2, ["zero-to-fp32", self.source, place / "out", "--resume"], self.root, meet_in=group.place)
+        # The other one is there first.
+        self.assertEqual([result[0] for result in again.wait()], [0, 0])
+        self.assert_whole(place)
+
+    def test_a_signal_to_rank_0_ends_all_and_to_another_that_one(self):
+        self.prepare()
         for victim in range(3):
-            group, place = self.begun(3)
+            group, place = self.begun(3, rate="6MB")
             group.processes[victim].send_signal(signal.SIGTERM)
             results = group.wait()
-            self.assertEqual([status for status, _, _ in results], [130] * 3, results)
-            self.assertEqual(list(place.iterdir()), [])
-            self.assertIn("interrupted", results[0][2])
+            if victim == 0:
+                self.assertEqual([status for status, _, _ in results], [130] * 3, results)
+                self.assertEqual(list(place.iterdir()), [])
+                self.assertIn("interrupted", results[0][2])
+            else:
+                self.assertEqual([status for status, _, _ in results],
+                                 [130 if rank == victim else 0 for rank in range(3)], results)
+                self.assert_whole(place)
 
     def test_a_silent_rank_is_given_up(self):
-        self.source = self.large()
+        self.prepare()
         runs = []
         for victim in (0, 2):
-            runs.append((victim, *self.begun(3, "--rank-timeout", "4")))
+            runs.append((victim, *self.begun(3, "--rank-timeout", "4", rate="6MB")))
             runs[-1][1].processes[victim].send_signal(signal.SIGSTOP)
         for victim, group, place in runs:
             results = group.wait(without=[victim])
-            said = [result[2] for result in results if result and result[2]]
-            self.assertEqual(len(said), 1, results)
-            self.assertRegex(said[0], rf"rank {victim} on \S+ has been silent for \d+ s")
-            self.assertFalse((place / "out").exists())
+            if victim == 0:
+                self.assertRegex(results[1][2], r"rank 0 on \S+ has been silent for \d+ s")
+                self.assertEqual([results[1][0], results[2]], [4, (4, "", "")], results)
+                self.assertFalse((place / "out").exists())
+            else:
+                self.assertEqual([result[0] for result in results if result], [0, 0], results)
+                self.assert_whole(place)
 
     def test_what_fails_on_one_rank_is_said_once(self):
         self.source = self.large()
@@ -310,13 +348,14 @@ class GroupTest(CliTest):
         self.assertEqual(list(place.iterdir()), [])
 
     def fault_on(self, rank, *options, **more):
-        """What three ranks end with where one does something of its own first: (statuses, {rank: (stdout, stderr)}).
+        """The results of three ranks of which one first does something of its own: (statuses, {rank: (stdout,
+        stderr)}).
 
         Rank None: none does, and `more` has what is wrong with all of them.
         """
         home = self.new_path("home")
         (home / "place").mkdir(parents=True)
-        job = Job("tcp", 3, ["zero-to-fp32", self.source, home / "place" / "out", *options], home, rank, **more)
+        job = Job("by hand", 3, ["zero-to-fp32", self.source, home / "place" / "out", *options], home, rank, **more)
         self.assertIsNotNone(job.wait(60), "has not ended")
         statuses, said = job.end()
         if any(statuses):
@@ -354,8 +393,8 @@ class GroupTest(CliTest):
                     ("write", errno.EIO, "cannot write.*: Input/output error", []),
                     ("read", errno.EIO, "cannot read.*: Input/output error", []),
                     ("fsync", errno.EIO, "cannot .*: Input/output error", ["--fsync"])):
-                # Some of the first calls are of the group's own, which goes on without; what comes before has no group.
-                places = (3, 5, 8, 12, 16) if kind in ("read", "write") else (1,)
+                # Some of the first calls are of the notes, without which the others go on.
+                places = (5, 8, 12, 16) if kind in ("read", "write") else (1,)
                 found = {(victim, at): runs.submit(fault, victim, kind, reason, at, options)
                          for victim in (0, 2) for at in places}
                 failed = collections.Counter()
@@ -397,28 +436,36 @@ class GroupTest(CliTest):
         self.assert_said_once(result, 2, r"rank 2 on \S+ runs dsckpt \S+ \(x+\), and rank 0 on \S+ runs dsckpt")
 
     def test_goes_on_with_any_number_of_ranks(self):
-        self.source = self.large()
-        alone = self.new_path("alone")
-        self.assertEqual(tools.run_tool("zero-to-fp32", self.source, alone).returncode, 0)
+        self.prepare()
         for first, second in ((3, 2), (2, 1), (1, 3)):
             with self.subTest(first=first, second=second):
-                self.go_on(first, second, tree(alone))
+                self.go_on(first, second)
 
-    def go_on(self, first, second, expected):
+    def go_on(self, first, second):
         options = ["--resume", "--save-every", "0"]
         group, place = self.begun(first, *options)
-        journal = place / f"{STAGING}resume-out" / "journal"
+        staging = place / f"{STAGING}resume-out"
         deadline = time.monotonic() + 60
-        while not journal.exists() and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            if any((staging / "results").iterdir()) if first > 1 else (staging / "journal").exists():
+                break
             time.sleep(0.02)
-        group.processes[first - 1].send_signal(signal.SIGKILL if first > 1 else signal.SIGTERM)
+        group.processes[0].send_signal(signal.SIGKILL if first > 1 else signal.SIGTERM)
         group.wait()
-        self.assertTrue(journal.exists())
-        done = ranks.run_by_tcp(second, ["zero-to-fp32", self.source, place / "out", *options, "--json"], self.root)
+        done = ranks.run_by_hand(second, ["zero-to-fp32", self.source, place / "out", *options, "--json"], self.root)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertGreater(json.loads(done.stdout)["data"]["bytes_kept"], 0)
-        self.assertEqual(tree(place / "out"), expected)
-        self.assertEqual([path.name for path in place.iterdir()], ["out"])
+        self.assert_whole(place)
+
+    def test_the_steps_of_a_run_whose_rank_0_was_killed_go_on(self):
+        self.prepare()
+        group, place = self.begun(2, "--resume", rate="10MB")
+        group.processes[0].kill()
+        group.wait()
+        for command in (["work"], ["commit"]):
+            done = tools.run_tool("dsckpt", *command, place / "out")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_whole(place)
 
     def test_errors_before_the_run_are_said_once(self):
         empty = self.new_path("empty")
@@ -431,7 +478,7 @@ class GroupTest(CliTest):
             self.assertEqual([bool(errors) for _, _, errors in results], [True, False, False], results)
 
     def test_a_dry_run_is_shown_once(self):
-        done = ranks.run_by_tcp(2, ["zero-to-fp32", tools.all_cases()[0].load_dir, self.new_path("out"), "--dry-run"],
+        done = ranks.run_by_hand(2, ["zero-to-fp32", tools.all_cases()[0].load_dir, self.new_path("out"), "--dry-run"],
                                 self.root)
         self.assertEqual(done.returncode, 0, done.stderr)
         alone = tools.run_tool("zero-to-fp32", tools.all_cases()[0].load_dir, self.new_path("out"), "--dry-run")
@@ -446,7 +493,7 @@ class GroupTest(CliTest):
         alone = self.new_path("alone")
         self.assertEqual(tools.run_tool("zero-to-fp32", source, alone, "--tag", "all").returncode, 0)
         out = self.new_path("out")
-        done = ranks.run_by_tcp(3, ["zero-to-fp32", source, out, "--tag", "all"], self.root)
+        done = ranks.run_by_hand(3, ["zero-to-fp32", source, out, "--tag", "all"], self.root)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(tree(out), tree(alone))
 
@@ -463,29 +510,6 @@ class GroupTest(CliTest):
         done = tools.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", env=environment)
         self.assertEqual(done.returncode, 2)
         self.assertIn("rank '9' of '3' makes no sense", done.stderr)
-        done = tools.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", "--group", "tcp")
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("no launcher has started several ranks", done.stderr)
-
-    def test_mpi_without_a_plug_in_is_refused(self):
-        # Beside no lib/ in which it could be.
-        tool = self.new_path("elsewhere") / "bin" / "zero-to-fp32"
-        tool.parent.mkdir(parents=True)
-        shutil.copy(os.path.realpath(ranks.binary("zero-to-fp32")), tool)
-        environment = dict(os.environ, OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
-        done = subprocess.run([tool, "/no/such/folder", "/tmp/nothing", "--group", "mpi"], capture_output=True, text=True,
-                              env=environment, timeout=60)
-        self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertIn("--group mpi: there is no MPI plug-in", done.stderr)
-        self.assertIn("-DDSCKPT_MPI=ON", done.stderr)
-
-    @unittest.skipUnless(ranks.has_open_mpi(), "needs Open MPI and the plug-in")
-    def test_mpi_that_disagrees_with_its_launcher_is_refused(self):
-        # The plug-in's MPI was not started by this launcher, so that it believes to be alone.
-        environment = dict(os.environ, PMI_RANK="0", PMI_SIZE="3", HOME=str(self.root))
-        done = tools.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", env=environment)
-        self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertRegex(done.stderr, r"says rank 0 of 3, and MPI \(Open MPI .*\) rank 0 of 1")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a hint says works as it is printed: paths that are to be given, and commands."""
+"""A hint works as it is printed: its paths, which are to be given, and its commands."""
 import os
 import pathlib
 import re

@@ -1,4 +1,5 @@
-"""What a server that means harm can have the tools say, keep or do: no secret in a message, no listing without end."""
+"""A server that means harm cannot make the tools print a secret, keep a listing without end, or do anything
+else for it."""
 import http.server
 import socketserver
 import threading
@@ -80,7 +81,7 @@ class HostileServerTest(CliTest):
         for secret in (KEY, TOKEN):
             done = self.ask(lambda query, headers: (200, listing([f"ck/{secret}/latest"]), {}))
             self.assertEqual(done.returncode, 4, done.stderr)
-            self.assertIn("has a name that holds the credentials", done.stderr)
+            self.assertIn("has a name with the request's credentials", done.stderr)
             self.assert_no_secret(done.stderr)
 
     def test_what_it_says_is_cut_and_printable(self):

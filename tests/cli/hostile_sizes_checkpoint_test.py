@@ -1,5 +1,5 @@
-"""Checkpoints of a few kilobytes, or of very many parameters, that would take time or memory far beyond their size
-if a reader walked all that they claim, or compared everything with everything."""
+"""Checkpoints of a few kilobytes, or of very many parameters. A reader that walked all that they claim, or
+compared everything with everything, would take time or memory far beyond their size."""
 import json
 import os
 import pathlib
@@ -265,7 +265,7 @@ class ManyParametersTest(HostileSizesTest):
         self.refused("20000 states of one tensor", "to-universal", scratch.folder)
 
     def options(self, groups, options):
-        """Groups that share their options: each the same long list, which is no plain data by its last entry."""
+        """Groups that share their options: each the same long list, not plain data because of its last entry."""
         scratch = self.flat([[f"p.{i}"] for i in range(groups)])
         settings = {"lr": 0.1, "params": [0],
                     **dict.fromkeys([f"o{i}" for i in range(options)], [0] * 200000 + [torch_files.ones(2)])}
@@ -429,7 +429,7 @@ class ManyParametersTest(HostileSizesTest):
 
 
 class RulesTest(HostileSizesTest):
-    """What universal_checkpoint_info says."""
+    """The entries of universal_checkpoint_info."""
 
     def with_rules(self, name, edit):
         folder, tag = self.copy(name)

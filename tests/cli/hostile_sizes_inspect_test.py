@@ -1,6 +1,6 @@
-"""What ckpt-inspect takes for files that are made to keep it busy: no more than for others of their size.
+"""Time and memory of ckpt-inspect for files made to keep it busy: no more than for others of their size.
 
-Where anything is looked at again and again, each of these inputs takes minutes, or all memory.
+If a tool examined any part again and again, each of these inputs would take minutes, or all memory.
 """
 import io
 import json
@@ -54,7 +54,7 @@ def zip_of(records):
 
 
 def archive(value, storages=(), wrong=0):
-    """What torch.save writes of `value`, whose storages 0, 1, ... are the bytes `storages`."""
+    """torch.save's file of `value`, whose storages 0, 1, ... are the bytes `storages`."""
     records = [("a/data.pkl", pickled(value), 0), ("a/byteorder", b"little", 0), ("a/version", b"3\n", 0)]
     return zip_of(records + [(f"a/data/{i}", data, wrong) for i, data in enumerate(storages)])
 
@@ -135,7 +135,7 @@ class HostileSizesTest(CliTest):
         done = self.tool("ckpt-inspect", "verify", path, "--write-manifest", healthy)
         self.assertEqual(done.returncode, 0, done.stderr)
         path.write_bytes(archive(tensors, [struct.pack("<f", i + 0.5) for i in range(self.MANY)], wrong=1))
-        # What the CRC32s say the manifest does not say again.
+        # A record with a wrong CRC32 is not reported by the manifest again.
         found = self.findings(path, "--manifest", healthy, count=self.MANY)
         self.assertEqual([(each["check"], each["tensors"]) for each in found],
                          [("crc", [f"w{i}"]) for i in range(self.MANY)])
@@ -179,7 +179,7 @@ class HostileSizesTest(CliTest):
         self.assertEqual({each["check"] for each in found}, {"unreadable"})
 
     def scan(self, name, content):
-        """What `scan` says of a file, and of its parts that it could not look into why."""
+        """`scan`'s result for a file, and the reasons why parts of it are unreadable."""
         done = self.tool("ckpt-inspect", "scan", self.written(name, content), "--json")
         line, = self.json_lines(done.stdout)
         reasons = {each["reason"] for each in line["data"]["unreadable"]}
@@ -217,7 +217,7 @@ class HostileSizesTest(CliTest):
         tuples = b"(" + b"h\0" * 300000 + b"tq\1"
         calls = b"h\2(h\1h\1h\1h\1tR0" * 30000
         data, reasons = self.scan("data.pkl", b"\x80\2" + dtype + tuples + function + calls + b".")
-        # What so many calls would allocate is more than the file explains, and is all that is said.
+        # The only reason: so many calls would allocate more than the file's size explains.
         self.assertEqual(data["class"], "dangerous")
         reason, = reasons
         self.assertIn("calls that make more than some times the file's size", reason)
@@ -241,7 +241,7 @@ class HostileSizesTest(CliTest):
         found = self.findings(self.checkpoint_of({"zero_pp_rank_0_mp_rank_00_model": model}), "--tag=global_step1")
         missing = [each["message"] for each in found if each["check"] == "missing"]
         self.assertLessEqual(len(missing), 2 * self.MOST_MISSING)
-        self.assertIn(f"is not there: the checkpoint is of {ranks * ranks} ranks", missing)
+        self.assertIn(f"is not there: the checkpoint has {ranks * ranks} ranks", missing)
 
     def test_slices_of_layers_that_are_made_up_are_not_listed(self):
         # And so are ranks, of which this is the last.

@@ -1,5 +1,5 @@
-"""ckpt-inspect --html in a real browser without a window: what is on the screen is what the page says, in light
-and in dark, in wide and in narrow windows, and the browser has nothing to complain about or to fetch."""
+"""ckpt-inspect --html in a real browser without a window. The screen shows the page's contents, in light and in
+dark, in wide and in narrow windows. The browser has nothing to complain about or to fetch."""
 import collections
 import json
 

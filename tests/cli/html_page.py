@@ -1,4 +1,4 @@
-"""What the tests of ckpt-inspect --html share: a strict reader of the page."""
+"""The common part of the tests of ckpt-inspect --html: a strict reader of the page."""
 import html.parser
 import re
 

@@ -67,7 +67,7 @@ class HtmlRanksTest(BrowserTest):
         cls.holder.cleanup()
 
     def checkpoint(self, stage, ranks):
-        """Of Llama's 8 B parameters, sparse; a path that does not depend on where the test runs."""
+        """A sparse checkpoint of Llama's 8 B parameters; the path does not depend on where the test runs."""
         name = f"llama-8b-z{stage}-{ranks}"
         folder = self.shared / name
         if name not in self.pages:
@@ -256,7 +256,7 @@ class HtmlRanksTest(BrowserTest):
         self.assertIn("300 tensors that are furthest apart", root.text())
 
     def test_two_checkpoints_and_their_own_weights(self):
-        """What is the same, in whatever form, is a page that says so."""
+        """The same checkpoint in any form gives a page that says so."""
         case = tools.case_named("z2_bf16_full_w8")
         weights = self.new_path("weights")
         done = self.tool("zero-to-fp32", case.load_dir, weights, "--safe-serialization")

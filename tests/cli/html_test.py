@@ -1,4 +1,4 @@
-"""ckpt-inspect --html: the page is whole, asks for nothing from elsewhere, and its numbers are those of the
+"""ckpt-inspect --html: the page is whole and asks for nothing from elsewhere. Its numbers are those of the
 checkpoint, found out with NumPy and plain reads."""
 import math
 import os
@@ -95,6 +95,28 @@ class HtmlTest(CliTest):
             self.assertEqual(name.text(), f"dp {rank} mp 0")
             files = case.tag_folder.glob(f"*zero_pp_rank_{rank}_mp_rank_00_*.pt")
             self.assertEqual(int(size["data-bytes"]), sum(p.stat().st_size for p in files))
+
+    def test_the_grid_has_a_line_a_stage_and_a_column_a_tensor_parallel_rank(self):
+        self.assertIsNone(self.page(case_named("z3_fp32_full_w8").load_dir).section("grid"))
+        compared = 0
+        for case in tools.model_parallel_cases():
+            pp, tp = case.facts["topology"]["pp"], case.facts["topology"]["tp"]
+            if case.stage == 0 or pp * tp == 1 or case.name.startswith("autoep2_autotp2"):
+                continue
+            with self.subTest(case=case.name):
+                rows = rows_of(self.page(case.load_dir).section("grid").one("table"))
+                self.assertEqual([row[0].text() for row in rows], [str(stage) for stage in range(pp)])
+                for stage, row in enumerate(rows):
+                    # Expert-parallel ranks have other experts each, by the same names.
+                    held = [{(name, rank["ep"] if ".deepspeed_experts." in name else 0): shape
+                             for rank in case.facts["ranks"] if (rank["pp"], rank["tp"]) == (stage, each)
+                             for name, shape in rank["param_shapes"].items()} for each in range(tp)]
+                    self.assertEqual(int(row[2].text()), len(held[0]))
+                    numels = [sum(math.prod(shape) for shape in shapes.values()) for shapes in held]
+                    self.assertEqual([cell.elements() and cell.children[0] for cell in row[3:]],
+                                     [f"{numel:,}" for numel in numels])
+                    compared += 1
+        self.assertTrue(compared)
 
     def test_areas_of_the_treemap_are_in_proportion_and_tile_it(self):
         for name in CASES:

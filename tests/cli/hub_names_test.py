@@ -1,6 +1,6 @@
 """The names of tensors on the hub and in the module of transformers: zero-to-fp32 --names, and back.
 
-What is expected is put together by NumPy; transformers itself is asked in tests/oracle/hub_names_test.py.
+NumPy puts the expected tensors together; tests/oracle/hub_names_test.py asks transformers itself.
 """
 import json
 import os
@@ -25,7 +25,7 @@ def numbers(*shape):
 
 
 def module():
-    """Of a Qwen3-MoE of one layer, as its module has them."""
+    """The tensors of a Qwen3-MoE of one layer, as its module has them."""
     return {"model.embed_tokens.weight": numbers(7, HIDDEN), LAYER + "mlp.gate.weight": numbers(EXPERTS, HIDDEN),
             LAYER + "mlp.experts.gate_up_proj": numbers(EXPERTS, 2 * INNER, HIDDEN),
             LAYER + "mlp.experts.down_proj": numbers(EXPERTS, HIDDEN, INNER), "lm_head.weight": numbers(7, HIDDEN + 1)}
@@ -92,7 +92,7 @@ class HubNamesTest(CliTest):
             (config("Llama4ForConditionalGeneration", release="4.57.1"), ["--hf-config=none"], module(), ""),
             (config("MyMoe"), [], module(), "transformers 5.24.0 has no MyMoe"),
             (config(auto_map={}), [], module(), "brings its own code"),
-            (None, [], module(), "no config.json says whose"),
+            (None, [], module(), "no config.json shows their model"),
             (config(), ["--key-map", rules], head, ""),
         ):
             with self.subTest(settings=settings, options=options):
@@ -140,7 +140,7 @@ class HubNamesTest(CliTest):
 
     def test_what_cannot_be_asked_for(self):
         for settings, options, code, why in (
-            (None, ["--names=hub"], 2, "no config.json lies beside the checkpoint"),
+            (None, ["--names=hub"], 2, "there is no config.json beside the checkpoint"),
             (config("MyMoe"), ["--names=hub"], 3, "has no MyMoe"),
             (config(), ["--names=hub", "--states"], 2, "--names hub and --states are both given"),
             (config(), ["--names=other"], 2, "hub"),
@@ -150,7 +150,7 @@ class HubNamesTest(CliTest):
                 self.assertIn(why, said)
 
     def universal(self, folder, *options):
-        """What to-universal makes of weights: its folder, the tensors in it, and what was said."""
+        """The results of to-universal for weights: its folder, the tensors in it, and the messages."""
         output = self.new_path("parent") / "start"
         output.parent.mkdir()
         done = self.tool("to-universal", folder, output, *options)
@@ -181,7 +181,7 @@ class HubNamesTest(CliTest):
         _, found, said = self.universal(given, "--like", old_run)
         self.assert_tensors(found, hub(others))
         self.assertNotIn("names are", said)
-        # Of a module in a wrapper.
+        # For a module in a wrapper.
         wrapped, _, _ = self.universal(self.folder({f"net.{name}": value for name, value in module().items()}, None))
         _, found, _ = self.universal(given, "--like", wrapped, "--add-prefix=net.")
         self.assert_tensors(found, {f"net.{name}": value for name, value in others.items()})

@@ -14,7 +14,7 @@ import cli_common
 import tools
 from cli_common import STAGING, CliTest, fill_place, tree
 
-# What each kind of call can say, but for EINTR.
+# The errors of each kind of call, but for EINTR.
 REASONS = {
     "open": [errno.EIO, errno.EMFILE], "read": [errno.EIO], "write": [errno.ENOSPC, errno.EIO],
     "fallocate": [errno.ENOSPC, errno.EOPNOTSUPP], "fsync": [errno.EIO], "rename": [errno.EIO, errno.EINVAL],
@@ -81,7 +81,7 @@ class InjectedFaultTest(CliTest):
         elif "not everything could be put back" not in said:
             self.assertEqual(now, old, said)
             self.assertNotIn("internal error", said)
-        # What could not be removed is named.
+        # Files that could not be removed are named.
         if staged:
             self.assertIn(STAGING, said)
 

@@ -30,7 +30,7 @@ class InspectTest(CliTest):
         return rows
 
     def left_out(self, case):
-        """What was not saved."""
+        """The parts that were not saved."""
         return case.frozen if case.facts["exclude_frozen_parameters"] else set()
 
     def test_names_shapes_types_and_aliases_are_the_live_models(self):

@@ -98,6 +98,19 @@ class KeepCase(CliTest):
     def names(self, folder):
         return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
+    def start(self, *options, output=subprocess.DEVNULL, place=None):
+        program = pathlib.Path(os.environ["DSCKPT_BIN"]) / "ckpt-pack"
+        process = subprocess.Popen([program, "keep", self.run_folder, "--to", place or self.place, *options], text=True,
+                                   stdout=output, stderr=subprocess.DEVNULL, env=self.environment)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_for(self, condition, seconds=30):
+        until = time.time() + seconds
+        while not condition():
+            self.assertLess(time.time(), until, "nothing has come of it")
+            time.sleep(0.02)
+
     def assert_whole(self, name, step, kind=ZERO, place=None):
         """PLACE/NAME has the bytes of the save."""
         there = files((place or self.place) / name)
@@ -318,7 +331,7 @@ class KeepTest(KeepCase):
             done = self.tool("ckpt-pack", "keep", self.run_folder, "--to", self.place, "--once", "--last", "1")
             self.assertEqual(done.returncode, 4, done.stderr)
             if there:
-                self.assertIn("nothing may be mounted there", done.stderr)
+                self.assertIn("its file system may not be mounted", done.stderr)
                 self.assertEqual(list(self.place.iterdir()), [])
             else:
                 self.assertFalse(self.place.exists())
@@ -356,18 +369,19 @@ class KeepTest(KeepCase):
             self.assertEqual(first.wait(30), 130)
         self.assertEqual([each["event"] for each in self.keep()], ["looked"])
 
-    def start(self, *options, output=subprocess.DEVNULL):
-        program = pathlib.Path(os.environ["DSCKPT_BIN"]) / "ckpt-pack"
-        process = subprocess.Popen([program, "keep", self.run_folder, "--to", self.place, *options], text=True,
-                                   stdout=output, stderr=subprocess.DEVNULL, env=self.environment)
-        self.addCleanup(process.kill)
-        return process
-
-    def wait_for(self, condition, seconds=30):
-        until = time.time() + seconds
-        while not condition():
-            self.assertLess(time.time(), until, "nothing has come of it")
-            time.sleep(0.02)
+    def test_the_rate_is_also_that_of_verifying(self):
+        self.save(10)
+        shard = next((self.run_folder / "global_step10").glob("*rank_1*optim*"))
+        flip(shard, record_extent(shard, "data/0")[0] + 5)
+        self.age(self.run_folder / "global_step10", 10)
+        size = sum(path.stat().st_size for path in (self.run_folder / "global_step10").iterdir())
+        begun = time.time()
+        self.assertEqual(self.events(self.keep("--limit-rate", f"{size / 2000:.1f}KB", status=1), "damaged"), ["global_step10"])
+        self.assertGreater(time.time() - begun, 1.6)
+        slow = self.start("--limit-rate", "1KB")
+        time.sleep(1)
+        slow.send_signal(signal.SIGTERM)
+        self.assertEqual(slow.wait(20), 130)
 
     def test_a_checkpoint_comes_back(self):
         for step in (10, 20, 30):
@@ -487,7 +501,7 @@ class KeepTest(KeepCase):
 
 
 class GuideTest(KeepCase):
-    """What apps/ckpt_pack/KEEP.md has to be pasted, as far as it can be run here."""
+    """The commands to paste in apps/ckpt_pack/KEEP.md, as far as they can be run here."""
     PAGE = (pathlib.Path(__file__).resolve().parents[2] / "apps/ckpt_pack/KEEP.md").read_text()
 
     def block(self, heading):
@@ -569,6 +583,36 @@ class KeepBucketTest(BucketCase, KeepCase):
             self.assertEqual(self.events(found, "removed"), ["global_step20"])
             self.assertEqual(self.events(found, "stays"), ["global_step10"])
 
+    def test_one_process_keeps_in_a_bucket(self):
+        self.save(10)
+        place = self.bucket / "a"
+        with self.serve(self.stores):
+            first = self.start("--interval", "0.2", place="s3://models/a")
+            self.wait_for(lambda: (place / "global_step10" / RECORD).exists())
+            mark, = (place / MARK).glob("keeper-*")
+            second = subprocess.run([first.args[0], "keep", self.run_folder, "--to", "s3://models/a", "--once"], text=True,
+                                    capture_output=True, env=self.environment)
+            self.assertEqual(second.returncode, 2)
+            self.assertRegex(second.stderr, rf"another process keeps checkpoints there, process {first.pid} on .*, "
+                                               r"which said so \d+ seconds? ago")
+            self.assertEqual(list((place / MARK).glob("keeper-*")), [mark])
+            said = mark.read_text()
+            first.send_signal(signal.SIGTERM)
+            self.assertEqual(first.wait(30), 130)
+            self.assertFalse(mark.exists())
+
+            mark.write_text(said)  # as one that was killed leaves it
+            self.assertEqual([each["event"] for each in self.keep(place="s3://models/a")], ["looked"])
+            self.assertFalse(mark.exists())
+            mark.write_text(json.dumps({**json.loads(said), "host": "elsewhere"}))
+            self.keep(place="s3://models/a", status=4)
+            self.assertIn(f"another process may keep checkpoints there, process {first.pid} on elsewhere",
+                          self.said.stderr)
+            past = time.time() - 200
+            os.utime(mark, (past, past))
+            self.assertEqual([each["event"] for each in self.keep(place="s3://models/a")], ["looked"])
+            self.assertFalse(mark.exists())
+
     def test_a_store_that_fails_keeps_nothing_and_loses_nothing(self):
         for step in (10, 20):
             self.save(step)
@@ -630,9 +674,9 @@ class Training(threading.Thread):
 
 
 class CampaignTest(KeepCase):
-    """Keepers that are killed or stopped at any moment beside a training that saves and removes, with places that
-    vanish and disks that are full: each complete checkpoint is whole in the run or the place, or the training has
-    removed it."""
+    """Keepers that are killed or stopped at any moment, beside a training that saves and removes, with places
+    that vanish and disks that are full. Each complete checkpoint is whole in the run or the place, or the
+    training has removed it."""
 
     def test_nothing_is_lost_whoever_is_killed(self):
         counts = {}
@@ -715,7 +759,7 @@ class CampaignTest(KeepCase):
                 keeper.kill()
             said, _ = keeper.communicate(timeout=60)
             for line in said.splitlines():
-                if "begun anew" in line:
+                if "starts again" in line:
                     self.count(counts, re.sub(r".*: ", "", line))
             if moved:
                 self.assertEqual([path for path in self.place.rglob(RECORD)], [], "a vanished place was filled")
@@ -731,7 +775,7 @@ class CampaignTest(KeepCase):
         last = self.tool("ckpt-pack", "keep", self.run_folder, "--to", self.place, "--once", "--interval", "0.1",
                          *rules, "--json")
         self.assertEqual(last.returncode, 0, last.stdout + last.stderr)
-        self.count(counts, "begun anew at last", last.stderr.count("begun anew"))
+        self.count(counts, "begun anew at last", last.stderr.count("starts again"))
         self.assertEqual([path for path in self.root.rglob(STAGING + "*")], [], last.stdout + last.stderr)
         self.assertEqual([path for path in self.run_folder.iterdir() if "remov" in path.name], [])
         there = set(self.names(self.run_folder))

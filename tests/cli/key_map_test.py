@@ -28,7 +28,7 @@ RULES = r"""
 
 
 def changed(tensors):
-    """What RULES makes of arrays by name, those that a state does not have left out; NumPy's own verbs."""
+    """The results of RULES for arrays by name, without those that a state lacks; the verbs are NumPy's own."""
     made = {}
     for name, value in tensors.items():
         made[name.replace("narrow", "slim", 1) if name.startswith("narrow") else name] = value
@@ -84,7 +84,7 @@ class KeyMapTest(CliTest):
         return self.read(self.convert(source, "--safe-serialization", "--states", "--names", "module", *arguments))
 
     def changed_weights(self, source):
-        """What zero-to-fp32 makes of the whole, changed by NumPy."""
+        """The weights of zero-to-fp32 for the whole, changed by NumPy."""
         files, said = self.weights(source)
         return {file: {name: array.copy(order="C") for name, array in changed(tensors).items()}
                 for file, tensors in files.items()}, said
@@ -239,6 +239,28 @@ class RefusalsTest(KeyMapTest):
             said = self.refused(tool, 3, source, *arguments, "--key-map",
                                 self.rules(r"^tok_emb\.weight$ => upper, lower | split 0 30 7"))
             self.assertIn("head.weight: is tied to 'tok_emb.weight', of which --key-map makes something else", said)
+
+    def test_parameters_of_two_groups(self):
+        source = self.case("z1_fp32_tinygroup_w4").load_dir
+        rules = self.rules("^temperature$, ^gain$ => both | cat 0")
+        for tool, arguments in [("reshard", ["--dp", "2"]), ("to-universal", []), ("to-dcp", ["--dp", "2"]),
+                                ("zero-to-fp32", ["--torch-optimizer"])]:
+            with self.subTest(tool):
+                said = self.refused(tool, 3, source, *arguments, "--key-map", rules)
+                self.assertIn("gain: is in another group of the optimizer than 'temperature'", said)
+
+    def test_parameters_that_were_stepped_unlike(self):
+        source = self.new_path("universal")
+        self.run_ok("to-universal", self.case(self.SOURCE).load_dir, source)
+        rules = self.rules(r"^blocks\.0\.ln_1\.weight$, ^blocks\.0\.ln_1\.bias$ => both | cat 0")
+        self.run_ok("zero-to-fp32", source, self.new_path(), "--states", "--key-map", rules)
+        with torch_files.edited(source / "zero" / "blocks.0.ln_1.bias" / "step.pt") as step:
+            step.array[...] += 1
+        for tool, arguments in [("zero-to-fp32", ["--states"]), ("to-universal", []), ("to-dcp", ["--dp", "2"])]:
+            with self.subTest(tool):
+                said = self.refused(tool, 3, source, *arguments, "--key-map", rules)
+                self.assertIn("blocks.0.ln_1.bias: was stepped another number of times than 'blocks.0.ln_1.weight'",
+                              said)
 
     def test_a_part_of_what_was_lost(self):
         scratch = self.scratch(self.SOURCE)

@@ -102,6 +102,15 @@ class ExpertFiles(ModelParallelTest):
         next(folder.rglob("expp_rank_0_mp_rank_00_optim_states.pt")).unlink()
         self.assert_refused(folder, 3, "expp_rank_0_mp_rank_00_optim_states.pt is missing")
 
+    def test_ranks_with_other_settings_have_no_groups_in_common(self):
+        folder = self.copy("moe_ep2_dp2_z0_fp32")
+        with edited(next(folder.rglob("expp_rank_1_mp_rank_00_optim_states.pt"))) as state:
+            state["optimizer"]["param_groups"][0]["lr"] = 0.5
+        done = tools.run_tool("to-dcp", folder, self.new_path(), "--dp", "2")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("does not show the optimizer's groups: the model is split over ranks", done.stderr)
+        self.assertIn("--weights-only leaves the optimizer out", done.stderr)
+
     def test_experts_of_a_wrong_number_are_refused(self):
         folder = self.copy("moe_ep2_dp2_z0_fp32")
         with edited(next(folder.rglob("layer_0_expert_1_mp_rank_00_model_states.pt"))) as expert:
@@ -237,7 +246,7 @@ class TensorParallelRules(ModelParallelTest):
 
 class KeyMaps(ModelParallelTest):
 
-    # What README.md has: a pipeline of an embedding, blocks, a norm and a tied head, to its plain module.
+    # The rules of README.md: a pipeline of an embedding, blocks, a norm and a tied head, to its plain module.
     RULES = """# a pipeline's names to the plain module's
 ^tied_modules\\.embed\\. => embed.
 ^5\\. => final_norm.

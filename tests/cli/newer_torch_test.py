@@ -1,5 +1,5 @@
-"""What torch.distributed.checkpoint of other releases writes into `.metadata`: TensorProperties of five and six
-members are read; what a release adds that is not known is not supported, and all else is still shown.
+"""The `.metadata` of torch.distributed.checkpoint of other releases. TensorProperties of five and six members
+are read. An unknown addition of a release is not supported, and all else is still shown.
 
 The pickles are those of testdata/dcp, edited: classes of torch are stood in for, so torch need not be there.
 """
@@ -92,7 +92,7 @@ class NewerTorchTest(CliTest):
                                     inspect=False)
         self.assertEqual(error["kind"], "corrupt")
 
-    # What a release might add, to one value of the model: the edit, and how the message names it.
+    # A possible addition of a release to one value of the model: the edit, and its name in the message.
     ADDED = {
         "a member": (lambda metadata: _append(_weight(metadata).properties, "new", 7),
                      r"its TensorProperties has 7 members, and 6 are known"),

@@ -124,7 +124,7 @@ class NvmeTest(CliTest):
                 path.write_bytes(whole[:size])
                 self.assert_refused(scratch.folder, 3, rf"has {size} bytes?, needs {needed} for the {needed // 4} elements"
                                     r" of fp32_flat_groups\[\d+\]", where={"file": path.name}, inspect=size < 2)
-        # What is left out is padding only.
+        # Only padding is left out.
         for size in (needed, needed + 1, len(whole)):
             path.write_bytes(whole[:size])
             self.assert_truth(scratch)

@@ -1,4 +1,4 @@
-"""What the tests of packed files share: folders in each form, and the runs of ckpt-pack."""
+"""The common part of the tests of packed files: folders in each form, and the runs of ckpt-pack."""
 import numpy
 import stored_forms
 import torch_files

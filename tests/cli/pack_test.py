@@ -61,7 +61,7 @@ class RoundTripTest(PackCliTest):
             self.assertEqual(contents(self.unpack(compressed)), expected)
 
     def test_all_of_the_test_data_comes_back(self):
-        """Whatever lies in a folder: pickles that torch would not load, text, damaged files."""
+        """Any files of a folder: pickles that torch would not load, text, damaged files."""
         root = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
         for name in ["formats", "malicious", "peft"]:
             self.assertEqual(contents(self.unpack(self.pack(root / name))), contents(root / name))

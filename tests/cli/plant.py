@@ -1,4 +1,5 @@
-"""What the planted defects in defects/ share: finding a shard, a record or an element in it, and damaging it.
+"""The common part of the planted defects in defects/: finding a shard, a record or an element in it, and
+damaging it.
 
 Each defect is a module with
 
@@ -20,7 +21,7 @@ import torch_files
 from cli_common import flip, record_extent, replace_record  # noqa: F401: for defects
 from edits import edited, fake_tensor, load_shard, module, optimizer  # noqa: F401: for defects
 
-# What a checkpoint is made into: a tool and its options.
+# A conversion of a checkpoint: a tool and its options.
 UNIVERSAL = ("to-universal",)
 SHARDED = ("zero-to-fp32", "--safe-serialization", "--max-shard-size=5KB")
 SHARDED_BIN = ("zero-to-fp32", "--max-shard-size=5KB")

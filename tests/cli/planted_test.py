@@ -1,4 +1,4 @@
-"""Whoever can write beside an output, or renames what is there, changes no file of the user through the tools.
+"""Users who can write or rename beside an output cannot change a file of the tools' user through the tools.
 
 Root plays all parts: VICTIM runs the tools, and OTHER plants links, hard links, FIFOs, devices, files and folders where
 they look. Without root these tests are skipped.
@@ -89,7 +89,7 @@ class PlantedCase(CliTest):
         self.call(command, call="write", at=at, errno=-1, **options)
 
     def output_of(self, *command):
-        """What the command makes where nobody interferes."""
+        """The command's output if nobody interferes."""
         if command not in self.expected:
             place = self.new_path("undisturbed")
             place.mkdir()
@@ -185,7 +185,7 @@ class StagingTest(PlantedCase):
         self.assertEqual(tree(self.out), self.output_of("zero-to-fp32", "--max-shard-size=5KB", self.checkpoint, "OUT"))
 
     def test_another_folder_of_the_user_under_its_name(self):
-        # Whoever may rename what is beside the output moves a private folder there.
+        # A user who may rename beside the output moves a private folder there.
         self.renew(0o777)
         private = self.shared / "private"
         private.mkdir(0o700)
@@ -203,7 +203,7 @@ class StagingTest(PlantedCase):
         self.refused([*self.zero[:-1], self.shared / "other"], "it was begun in another folder")
 
     def test_left_overs(self):
-        """Of a run that is dead, by its signature; nobody else's are removed."""
+        """Left-overs of a dead run are removed, if they have its signature; no others are."""
         run = self.command("zero-to-fp32", self.checkpoint, self.out)
         for plant in ("own", "others", "wide", "copied"):
             with self.subTest(plant):
@@ -230,7 +230,7 @@ class StagingTest(PlantedCase):
                     self.assertIn(str(left), done.stderr_text)
 
     def test_default_acls(self):
-        """What the shared folder gives to others, the staging folder does not."""
+        """The staging folder does not inherit the shared folder's access for others."""
         # acl(5), in the kernel's form: tag, permissions, id.
         entries = [(0x01, 7, 0xFFFFFFFF), (0x02, 7, OTHER), (0x04, 7, 0xFFFFFFFF), (0x10, 7, 0xFFFFFFFF),
                    (0x20, 7, 0xFFFFFFFF)]
@@ -269,7 +269,7 @@ class StagingTest(PlantedCase):
         self.assertEqual(list(self.shared.iterdir()), [])
 
     def test_a_user_namespace(self):
-        """What belongs to users that it does not know, root among them, is nobody's there."""
+        """In the namespace, files of unmapped users, root among them, belong to nobody."""
         os.symlink(self.shared, self.root / "way")  # root's, in a folder where nobody else writes
         unshare = ["unshare", "--user", "--map-current-user"]
         if subprocess.run([*unshare, "true"], user=VICTIM, group=VICTIM, extra_groups=[], stderr=subprocess.DEVNULL).returncode:
@@ -345,7 +345,7 @@ class WayTest(PlantedCase):
         done = self.call([*self.command("zero-to-fp32", "s3://bucket/ck", self.shared / "out"),
                           "--s3-endpoint", "http://127.0.0.1:9"])
         self.assertEqual(done.returncode, 2, done.stderr_text)
-        self.assertIn("others may rename what is in it", done.stderr_text)
+        self.assertIn("others may rename its entries", done.stderr_text)
 
 
 class RandomTest(PlantedCase):
@@ -448,7 +448,7 @@ class RandomTest(PlantedCase):
         self.assertIn(run.returncode, (0, 2, 4), said)
         self.assertNotIn("internal error", text, said)
         after = snapshot(self.home)
-        # Whoever links to a file changes how many names it has, and that alone.
+        # A hard link to a file changes its count of names, and nothing else.
         self.assertEqual(after, before, said)
         if run.returncode == 0 and not swaps:
             made = out.resolve()
@@ -465,7 +465,7 @@ class RandomTest(PlantedCase):
     def test_no_file_but_the_run_s_own_changes(self):
         count = int(os.environ.get("PLANTINGS", "40"))
         seed = int(os.environ.get("SEED", "1"))
-        # What a run of another user has left.
+        # The left-overs of another user's run.
         self.stop(self.command("zero-to-fp32", "--resume", "--save-every=0", "--threads=1", "--max-shard-size=5KB",
                                self.checkpoint, self.shared / "out"), user=OTHER)
         fake = self.root / "fake"

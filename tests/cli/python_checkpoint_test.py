@@ -31,7 +31,7 @@ STAGE_3 = "z3_bf16_w2"
 
 
 def sums_in_worker(checkpoint, tensor, queue):
-    """What a worker has read, for its parent."""
+    """The values that a worker has read, for its parent."""
     queue.put((checkpoint.tag, {name: float(value.numpy().sum()) for name, value in list(checkpoint.items())[:3]},
                float(tensor.numpy().sum())))
 
@@ -151,7 +151,7 @@ class FormTest(CheckpointTest):
         self.assertEqual(self.ckpt.state_dict(["gain"], dtype="fp64")["gain"].dtype, numpy.float64)
 
     def test_pieces_are_the_whole(self):
-        """Of tensors that are cast in pieces of some rows."""
+        """For tensors that are cast in pieces of some rows."""
         with mock.patch.object(_checkpoint, "PIECE", 100), mock.patch("dsckpt._arrays.PIECE", 100):
             together = dsckpt.open(self.case.load_dir, framework="np", dtype="fp16").state_dict()
         for name, value in together.items():
@@ -172,12 +172,15 @@ class FormTest(CheckpointTest):
         states = self.ckpt.state_dict(states=True)
         self.assertEqual(set(states) - set(expected), {name for name in states if not self.ckpt[name].numel})
         for name, of_name in expected.items():
-            self.assertEqual(set(states[name]), set(of_name) - {"step"})
+            self.assertEqual(set(states[name]), set(of_name) | {"step"})
+            self.assertEqual((states[name]["step"].dtype, states[name]["step"].shape), (numpy.float32, ()))
+            self.assertEqual(states[name].pop("step"), of_name.pop("step", self.ckpt.step))
+            self.assertEqual(self.ckpt[name].step, self.ckpt.step)
             for state, value in states[name].items():
                 self.assertEqual(value.tobytes(), of_name[state].tobytes(), (name, state))
         cast = self.ckpt.state_dict(["gain"], states=True, dtype="fp16")["gain"]
         self.assertEqual({state: value.dtype for state, value in cast.items()},
-                         {"exp_avg": numpy.float16, "exp_avg_sq": numpy.float16})
+                         {"step": numpy.float32, "exp_avg": numpy.float16, "exp_avg_sq": numpy.float16})
 
     def test_batches_are_bounded_and_all_of_it(self):
         for limit in (1, 2000, 1 << 30):

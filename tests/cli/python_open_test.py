@@ -119,7 +119,6 @@ class FarTest(OpenTest):
 
     @unittest.skipUnless(tools.reads_object_stores(), "this build reads no object stores")
     def test_a_bucket(self):
-        """s3:// is read by the program, also where the compiled module is installed."""
         buckets = self.new_path("buckets")
         shutil.copytree(self.case.load_dir, buckets / "models")
         with serving(Store(buckets)) as endpoint, mock.patch.dict(os.environ, object_server.environment(endpoint)):
@@ -131,8 +130,40 @@ class FarTest(OpenTest):
             dsckpt.convert("s3://models", "s3://models/weights", safe_serialization=True)
             with self.assertRaisesRegex(dsckpt.Error, "s3://models/none"):
                 dsckpt.open("s3://models/none")
+            self.assert_same(open_arrays("s3://models", mmap=True)[self.name].numpy(), self.expected)
         written = torch_files.load_file(buckets / "models" / "weights" / "model.safetensors")
         self.assert_same(written[self.name].array, self.expected)
+
+    @unittest.skipUnless(tools.reads_object_stores(), "this build reads no object stores")
+    def test_tied_names_that_metadata_alone_has(self):
+        case = next(each for each in tools.all_cases() if each.tied)
+        buckets = self.new_path("buckets")
+        dsckpt.convert(case.load_dir, buckets / "models", safe_serialization=True)
+        local = open_arrays(buckets / "models")
+        with serving(Store(buckets)) as endpoint, mock.patch.dict(os.environ, object_server.environment(endpoint)):
+            far = open_arrays("s3://models")
+            self.assertEqual(far.metadata, {"format": "pt", **case.tied})
+            self.assertEqual({name: tensor.alias_of for name, tensor in far.items()},
+                             {name: tensor.alias_of for name, tensor in local.items()})
+            alias, owner = next(iter(case.tied.items()))
+            self.assert_same(far[alias].numpy(), local[owner].numpy())
+
+    @unittest.skipUnless(NATIVE and tools.reads_object_stores(), "the program opens it again in each process")
+    def test_a_forked_process_opens_it_again(self):
+        buckets = self.new_path("buckets")
+        shutil.copytree(self.case.load_dir, buckets / "models")
+        with serving(Store(buckets)) as endpoint, mock.patch.dict(os.environ, object_server.environment(endpoint)):
+            far = open_arrays("s3://models")
+            child = os.fork()
+            if child == 0:
+                try:
+                    far[self.name].numpy()
+                except dsckpt.UsageError as error:
+                    os._exit(7 if "forked" in str(error) else 1)
+                finally:
+                    os._exit(1)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 7)
+            self.assert_same(far[self.name].numpy(), self.expected)
 
 
 class MemoryTest(OpenTest):

@@ -190,7 +190,7 @@ class ProgressTest(PackageTest):
         return folder
 
     def test_an_interrupt_leaves_nothing_behind(self):
-        """Of the process alone, as Jupyter interrupts a kernel, and of its group, as a terminal does."""
+        """To the process alone, as Jupyter interrupts a kernel, and to its group, as a terminal does."""
         self.interrupted(lambda process: process.send_signal(signal.SIGINT))
         self.interrupted(lambda process: os.killpg(process.pid, signal.SIGINT))
 
@@ -214,7 +214,7 @@ class BarTest(PackageTest):
     """The bar of tqdm, for which a module stands in that says what it is told."""
 
     def shown(self, call):
-        """What the stand-in says in a process whose stderr is no terminal."""
+        """The output of the stand-in in a process whose stderr is no terminal."""
         stands_in = self.new_path("modules") / "tqdm"
         stands_in.mkdir(parents=True, exist_ok=True)
         (stands_in / "__init__.py").write_text("")

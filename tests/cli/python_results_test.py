@@ -159,7 +159,7 @@ class TypesTest(ResultsTest):
                 self.check(dsckpt.raw(file), results.RawPickle)
 
     def test_statistics_are_rows(self):
-        """Of plain values by plain names, as pandas.DataFrame and csv.DictWriter take them."""
+        """Results are plain values by plain names, as pandas.DataFrame and csv.DictWriter take them."""
         rows = dsckpt.stats(self.checkpoint, states=True)
         self.assertEqual([row["name"] for row in rows], [tensor["name"] for tensor in rows.result["tensors"]])
         self.assertTrue(any(row.get("state") == "exp_avg" for row in rows))
@@ -188,7 +188,7 @@ class TypesTest(ResultsTest):
         self.check(dsckpt.inspect(scratch.folder), results.Summary)
 
     def test_a_wrong_type_is_found(self):
-        """That is, problems() can say no."""
+        """It shows that problems() can say no."""
         right = dsckpt.scan(self.checkpoint)
         self.assertEqual(problems(right, results.Scan), [])
         for change in ({"pickles": "3"}, {"class": "good"}, {"more": 1}, {"findings": [{"class": "unknown"}]},
@@ -257,13 +257,13 @@ class SeveralTest(ResultsTest):
                                      for answer in answers), status)
         done = tools.run_tool("ckpt-inspect", "verify", folder, "--tag=all", f"--write-manifest={self.new_path()}")
         self.assertEqual(done.returncode, 2)
-        self.assertIn("a manifest is of one checkpoint", done.stderr)
+        self.assertIn("a manifest is for one checkpoint", done.stderr)
 
 
 class HintsTest(ResultsTest):
 
     def test_a_hint_is_the_tools_whole(self):
-        """Of every mistake of the golden file, as the tool prints it."""
+        """For every mistake of the golden file, as the tool prints it."""
         hints = re.findall(r"^stderr: hint: (.*)$", (GOLDEN / "mistakes.txt").read_text(), re.MULTILINE)
         self.assertGreater(len(hints), 50)
         for hint in hints:
@@ -293,7 +293,7 @@ class HintsTest(ResultsTest):
 
     def test_an_option_that_is_none_is_named_as_python_has_it(self):
         for function, options, words in ((dsckpt.convert, {"safe_serialisation": True}, "safe_serialization is one"),
-                                         (dsckpt.reshard, {"dp": 2, "stages": 3}, "stage is one"),
+                                         (dsckpt.reshard, {"dp": 2, "stagee": 3}, "stage is one"),
                                          (dsckpt.to_dcp, {"dp": 2, "zzz": 3}, "help(dsckpt.to_dcp) lists them")):
             with self.assertRaises(dsckpt.UsageError) as caught:
                 function(self.checkpoint, self.new_path(), **options)

@@ -17,7 +17,7 @@ TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
 
 
 class Made:
-    """What an unpickler made of a global: the name itself, or the result of a call."""
+    """The object that an unpickler made of a global: the name itself, or the result of a call."""
 
     def __init__(self, name, how=None, arguments=None):
         self.name, self.how, self.arguments = name, how, arguments
@@ -117,7 +117,7 @@ class Same:
 
     @staticmethod
     def container(value):
-        # What stands for a persistent value is made anew at every place.
+        # The stand-in of a persistent value is made anew at every place.
         return value
 
     @staticmethod

@@ -16,7 +16,7 @@ PAGES = ["README.md", "lib/python/README.md",
          *(f"apps/{tool}/README.md" for tool in ("zero_to_fp32", "to_universal", "reshard", "to_dcp", "ckpt_inspect",
                                                  "ckpt_pack"))]
 TOOLS = ("zero-to-fp32", "to-universal", "reshard", "to-dcp", "ckpt-inspect", "ckpt-pack")
-# What stands for something else: PATH, "tree|list", [options].
+# Words that stand for something else: PATH, "tree|list", [options].
 PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]+\b|\b[A-Z]\b|\w\|\w|\[options\]|\.\.\.|<")
 
 
@@ -35,6 +35,7 @@ class CommandsTest(CliTest):
     def setUp(self):
         super().setUp()
         self.model = tools.case_named("hf_trainer_llama_z1_bf16_w3").load_dir
+        self.split = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "model_parallel/pp2_tp2_dp2_z1_fp32/ckpt"
         self.adapter = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "peft/z3_bias_w3/ckpt"
 
     def retagged(self, source, target, tag):
@@ -56,18 +57,24 @@ class CommandsTest(CliTest):
             return place
         steps = {"checkpoint-500": 500, "checkpoint-50": 50, "ckpt": 5, "first_steps": 2}
         for name, step in steps.items():
-            is_adapter = "--peft" in words or "--merge" in words
-            source = self.adapter if is_adapter else self.model
+            is_adapter = bool({"--peft", "--merge", "--unfreeze"} & set(words))
+            is_split = "--tp" in words or "--pp" in words
+            source = self.adapter if is_adapter else self.split if is_split else self.model
             self.retagged(source, place / name, f"global_step{step}")
             if is_adapter:
                 shutil.copy(self.adapter.parent / "expected/adapter/adapter_config.json", place / name)
         if "--merge" in words:
             shutil.copytree(self.adapter.parent / "base", place / "base")
+        if "--add" in words:
+            header = b'{"score.weight":{"dtype":"F32","shape":[2,12],"data_offsets":[0,96]}}'
+            (place / "new_head.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(96))
         if "--last" in words:
             for step in range(6, 10):
                 shutil.copytree(place / "ckpt/global_step5", place / f"ckpt/global_step{step}")
         if "unpack" in words:
             shutil.rmtree(place / words[-1])  # what is to come back
+        if "fsdp2" in words:
+            self.done("to-dcp", place / "ckpt", place / "fsdp2", "--dp", "2")
         self.split_over_nodes(place)
         weights = ["converted", "Llama-3-8B", *(["mean"] if "--weights-from" in words else [])]
         for name in weights:

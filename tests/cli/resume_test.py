@@ -132,7 +132,8 @@ class KilledTest(ResumeTest):
         self.assertGreater(self.check(self.large(2 << 20), {}, ["ckpt-pack", "pack", "in", "place/out", "--sha256"]), 0)
 
     def reads_when_killed(self, source, *options):
-        """Of an undisturbed run, and of those that go on after a kill at each rename but the commit's."""
+        """The output of an undisturbed run, and of those that go on after a kill at each rename but the
+        commit's."""
         command = ["ckpt-pack", "pack", "in", "place/out", "--resume", "--save-every=0", "--threads=1", *options]
         self.assertEqual(self.call(self.fresh(source, {}), command, counts=self.counts).returncode, 0)
         clean = self.calls_made(self.counts)
@@ -246,7 +247,8 @@ class PowerTest(PowerCase):
 class StoppedTest(ResumeTest):
 
     def stopped(self, folder, command, signal_=signal.SIGINT):
-        """What a run returned and said, stopped when a part of the output is written and saved."""
+        """The status and the messages of a run that is stopped when a part of the output is written and
+        saved."""
         run = subprocess.Popen([self.bin / command[0], *command[1:], "--resume", "--save-every=0", "--limit-rate=8MB"],
                                cwd=folder, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
@@ -350,7 +352,7 @@ class StoppedTest(ResumeTest):
             journal.write_bytes(zlib.crc32(changed).to_bytes(4, "little") + changed)
             done = self.call(folder, [*command, "--resume"])
             self.assertEqual(done.returncode, 4, done.stderr)
-            self.assertRegex(done.stderr, f"begun in units of {unit} bytes?; to begin anew, remove ")
+            self.assertRegex(done.stderr, f"begun in units of {unit} bytes?; to start again, remove ")
             self.assertNotIn("the same command goes on", done.stderr)
         journal.write_bytes(b"x" + body)
         done = self.call(folder, [*command, "--resume"])

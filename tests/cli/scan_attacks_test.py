@@ -1,5 +1,6 @@
-"""ckpt-inspect scan of what no writer writes: every way that a pickle, a zip or an array leads a loader to something
-else than it seems is refused, in each of its spellings; what the same pieces make as writers put them passes."""
+"""ckpt-inspect scan of files that no writer writes. A pickle, a zip or an array can lead a loader to something
+else than it seems. Every such way is refused, in each of its spellings. The same pieces pass as writers put
+them."""
 import random
 
 import cli_common
@@ -36,7 +37,7 @@ class ScanAttacksTest(ScanCase):
         self.assertEqual([file for file, found in classes.items() if found == "harmless"], [])
 
     def test_each_attack_alone_fails(self):
-        """What lies beside a file changes nothing."""
+        """Files beside it change nothing."""
         dice = random.Random(4)
         for file, content in dice.sample(list(attacks()), 60):
             with self.subTest(file=file):

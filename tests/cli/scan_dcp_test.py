@@ -1,7 +1,8 @@
 """ckpt-inspect scan of checkpoints of torch.distributed.checkpoint: the pickle `.metadata`, and what it leads to.
 
-torch.load is given the ranges of files that `.metadata` names: tensors with weights_only, values without. That torch
-runs what is found here, and that nothing is found in what it writes today, oracle/scan_dcp_test.py shows.
+torch.load is given the ranges of files that `.metadata` names: tensors with weights_only, values without.
+oracle/scan_dcp_test.py shows that torch runs the code found here, and that nothing is found in its own files of
+today.
 """
 import argparse
 import json
@@ -20,7 +21,7 @@ VALUE = "optim.param_groups.0.betas"  # one that is no tensor
 
 
 class Payload:
-    """What would leave a marker if it were loaded."""
+    """Pickles that would leave a marker if they were loaded."""
 
     def __reduce__(self):
         return os.system, ("touch " + MARKER,)
@@ -50,7 +51,7 @@ class ScanDcpTest(CliTest):
         (self.folder / ".metadata").write_bytes(torch_files.dumps(value, protocol))
 
     def place(self, value, key):
-        """Of the value in the files, by its name."""
+        """The value in the files, by its name."""
         return next(info for index, info in value.storage_data.items() if index.fqn == key)
 
     def scanned(self, path, code):
@@ -164,7 +165,7 @@ class ScanDcpTest(CliTest):
             ("is not there, but '.metadata' names it", lambda value, info: setattr(info, "relative_path", "gone.distcp")),
             ("lies beyond the end", lambda value, info: setattr(info, "length", 1 << 40)),
             ("lies beyond the end", lambda value, info: setattr(info, "offset", (1 << 63) - 1)),
-            ("is no size", lambda value, info: setattr(info, "offset", -1)),
+            ("is not a size", lambda value, info: setattr(info, "offset", -1)),
             ("compressed or encrypted", lambda value, info: setattr(info, "transform_descriptors", ["zstd"])),
             ("'storage_data' is no dict", lambda value, info: setattr(value, "storage_data", [])),
             ("'storage_data'", lambda value, info: delattr(value, "storage_data")),

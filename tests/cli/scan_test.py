@@ -56,7 +56,7 @@ def text(value):
 
 
 def name(dotted):
-    """Of "module:name"."""
+    """For "module:name"."""
     module, attribute = dotted.split(":")
     return text(module) + text(attribute) + b"\x93"
 
@@ -87,7 +87,7 @@ def tensor(storage=STORAGE):
 
 NAMESPACE = made("argparse:Namespace", dict_of(to=name("builtins:str")))
 
-# What runs code or writes files by names that no list of dangerous ones had.
+# Names that run code or write files and that no list of dangerous ones had.
 GADGETS = {
     "typing.get_type_hints": call("typing:get_type_hints", made("types:SimpleNamespace", dict_of(
         __annotations__=dict_of(a=text("__import__('os')"))))),

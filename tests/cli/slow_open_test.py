@@ -1,4 +1,5 @@
-"""What the tools say while a checkpoint takes long to open: one of their reads takes a second, by support/fail_call.cpp."""
+"""The messages of the tools while a checkpoint takes long to open. One of their reads takes a second, by
+support/fail_call.cpp."""
 import json
 
 import cli_common
@@ -8,7 +9,7 @@ from terminal_test import TerminalTest, plain
 class SlowOpenTest(TerminalTest):
 
     def slow_to_open(self, tool, *arguments):
-        """What a tool says on a terminal while one of its reads takes a second."""
+        """The display of a tool on a terminal while one of its reads takes a second."""
         slow = self.with_fault(call="read", at=9, errno=-3)
         return self.on_terminal(tool, *arguments, width=100, descriptors=(2,), **slow)
 

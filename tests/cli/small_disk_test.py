@@ -1,6 +1,6 @@
 """Real file systems that are too small: the output is whole, or nothing of it is there and the message says why.
 
-They are mounted here, which takes root. What cannot be mounted is left out, and named.
+They are mounted here, which takes root. Disks that cannot be mounted are left out, and named.
 """
 import collections
 import errno

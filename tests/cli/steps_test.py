@@ -14,7 +14,7 @@ import unittest
 
 import large_checkpoint
 import tools
-from cli_common import STAGING, CliTest, tree
+from cli_common import STAGING, CliTest, memory_limit, tree
 from group_test import COMMANDS
 from resume_test import PowerCase
 from tools import filled, run_tool
@@ -23,6 +23,7 @@ ALL = os.environ.get("STEPS") == "all"
 ROUNDS = int(os.environ.get("STEPS_ROUNDS", "20"))
 SEED = int(os.environ.get("STEPS_SEED", "1"))
 CUT = ["--emit-plan", "--portions", "9"]
+STEPS = ("work", "commit", "steps", "abandon")
 
 
 class StepsTest(CliTest):
@@ -159,10 +160,6 @@ class RepeatedTest(StepsTest):
     def test_each_step_may_be_called_again(self):
         source, out = self.large(), self.new_path("out")
         _, expected = self.alone(self.COMMAND, source)
-        self.assertEqual(self.state(out)["state"], "none")
-        for words in (["work", out], ["commit", out]):
-            self.assertIn("nothing is planned there", self.run_step(*words, status=2).stderr)
-        self.run_step("abandon", out)
         folder = self.plan(self.COMMAND, source, out)
         self.assertEqual(self.state(folder)["state"], "planned")
         self.assertEqual(self.plan(self.COMMAND, source, out), folder)
@@ -177,6 +174,13 @@ class RepeatedTest(StepsTest):
             self.run_step("work", path)
             self.assertEqual(self.state(path)["state"], "committed")
         self.assertTrue(tree(out) == expected)
+
+    def test_commit_hands_its_options_on(self):
+        source, out = self.large(), self.new_path("out")
+        folder = self.plan(self.COMMAND, source, out)
+        if limit := memory_limit("24MB"):
+            self.assertIn("--max-memory", self.run_step("commit", folder, *limit, status=4).stderr)
+        self.run_step("commit", folder, *memory_limit("400MB"), "--threads", "2", "--progress", "never", "--quiet")
 
     def test_commit_does_what_is_left(self):
         source = self.large()
@@ -223,7 +227,7 @@ class RepeatedTest(StepsTest):
             folder.mkdir(0o700)
             for name in left:
                 (folder / name).write_text("")
-            self.assertEqual(self.state(out)["state"], "none")
+            self.run_step("steps", out, status=2)
             self.run_step("abandon", out)
             self.assertFalse(folder.exists())
 
@@ -233,13 +237,13 @@ class RepeatedTest(StepsTest):
         self.run_step("work", folder, "--share", "0/2", "--only-share")
         self.run_step("abandon", folder)
         self.assertFalse((self.root / "new").exists())
-        self.run_step("abandon", folder)
-        self.assertIn("nothing is planned there", self.run_step("work", folder, status=2).stderr)
+        for step in STEPS:
+            self.assertIn("nothing is planned there", self.run_step(step, folder, status=2).stderr)
 
     def test_a_worker_waits_for_the_plan(self):
         source, out = self.large(), self.new_path("out")
         late = self.run_step("work", out, "--wait", "1", status=4)
-        self.assertIn("nobody has planned it within 1 second", late.stderr)
+        self.assertIn("no process planned it within 1 second", late.stderr)
         worker = self.start("dsckpt", "work", out, "--wait", "60")
         self.plan(self.COMMAND, source, out)
         self.finish(worker)
@@ -259,7 +263,141 @@ class RepeatedTest(StepsTest):
         case = tools.case_named("z2_bf16_w2")
         done = run_tool("zero-to-fp32", case.load_dir, self.new_path("out"), "--tag", "all", "--emit-plan")
         self.assertEqual(done.returncode, 2)
-        self.assertIn("steps are of one", done.stderr)
+        self.assertIn("steps are for a single one", done.stderr)
+
+
+class StatesTest(StepsTest):
+    """Every command in every state: its status, and what it says. A committed output is no error, however often the
+    command is given. A path where nothing was planned is one."""
+    COMMAND = ["zero-to-fp32", "IN", "OUT"]
+    UNPLANNED = [(2, "nothing is planned there")] * 4  # work, commit, steps, abandon
+    COMPLETE = [(0, "is complete: nothing is left to do"), (0, "is complete: nothing is left to do"), (0, "committed"),
+                (0, "is complete: nothing is left to be removed")]
+
+    def setUp(self):
+        super().setUp()
+        self.source = tools.case_named("z2_bf16_w2").load_dir
+
+    def assert_states(self, make, expected, repeats=1):
+        """make: returns a path in that state; a new one for each command."""
+        for step, (status, said) in zip(STEPS, expected):
+            path = make()
+            for _ in range(repeats):
+                with self.subTest(state=make.__name__, step=step):
+                    done = self.run_step(step, path, status=status)
+                    self.assertIn(said, done.stdout + done.stderr)
+                    self.assertEqual(status == 2, "hint:" in done.stderr, done.stderr)
+            answer = json.loads(run_tool("dsckpt", step, make(), "--json").stdout)
+            self.assertEqual(answer["type"] == "error", status != 0)
+
+    def planned(self):
+        out = self.new_path("out")
+        return self.plan(self.COMMAND, self.source, out), out
+
+    def test_nothing_was_planned(self):
+
+        def misspelt_output():
+            _, out = self.planned()
+            return out.with_name(out.name + "x")
+
+        def misspelt_folder():
+            folder, _ = self.planned()
+            return folder.with_name(folder.name + "x")
+
+        def empty_folder():
+            out = self.new_path("out")
+            out.mkdir()
+            return out
+
+        def folder_of_others():
+            out = empty_folder()
+            (out / "notes.txt").write_text("")
+            return out
+
+        def file_of_others():
+            out = self.new_path("out")
+            out.write_text("")
+            return out
+
+        def abandoned():
+            folder, out = self.planned()
+            self.run_step("abandon", folder)
+            return out
+
+        def abandoned_folder():
+            folder, _ = self.planned()
+            self.run_step("abandon", folder)
+            return folder
+
+        for make in (misspelt_output, misspelt_folder, empty_folder, folder_of_others, file_of_others, abandoned,
+                     abandoned_folder):
+            self.assert_states(make, self.UNPLANNED, 2)
+
+    def test_it_is_committed(self):
+
+        def committed():
+            folder, out = self.planned()
+            self.run_step("commit", folder)
+            return out
+
+        def folder_of_committed():
+            folder, _ = self.planned()
+            self.run_step("commit", folder)
+            return folder
+
+        def packed():
+            out = self.new_path("out")
+            self.run_step("commit", self.plan(["ckpt-pack", "pack", "IN", "OUT"], self.source, out))
+            return out
+
+        def universal():
+            out = self.new_path("out")
+            self.run_step("commit", self.plan(["to-universal", "IN", "OUT"], self.source, out))
+            return out
+
+        def native():
+            out = self.new_path("out")
+            self.run_step("commit", self.plan(["reshard", "IN", "OUT", "--dp", "3"], self.source, out))
+            return out
+
+        def dcp():
+            out = self.new_path("out")
+            self.run_step("commit", self.plan(["to-dcp", "IN", "OUT", "--dp", "2"], self.source, out))
+            return out
+
+        for make in (committed, folder_of_committed, packed, universal, native, dcp):
+            self.assert_states(make, self.COMPLETE, 2)
+
+    def test_it_is_planned_or_done(self):
+
+        def planned():
+            return self.planned()[0]
+
+        def complete():
+            folder, _ = self.planned()
+            self.run_step("work", folder)
+            return folder
+
+        self.assert_states(planned, [(0, "all have a result"), (0, "in "), (0, "planned"), (0, "removed ")])
+        self.assert_states(complete, [(0, "0 portions"), (0, "in "), (0, "complete"), (0, "removed ")])
+
+    def test_a_run_was_stopped_and_nothing_is_planned(self):
+
+        def stopped():
+            folder, out = self.planned()
+            (folder / "plan").unlink()
+            return out
+
+        def stopped_in_an_output():
+            out = self.new_path("out")
+            self.assertEqual(run_tool(*filled(self.COMMAND, self.source, out)).returncode, 0)
+            folder = self.plan([*self.COMMAND, "--force"], self.source, out)
+            (folder / "plan").unlink()
+            return out
+
+        no_plan = (2, "holds a run that was stopped, and no plan")
+        for make in (stopped, stopped_in_an_output):
+            self.assert_states(make, [no_plan, no_plan, (0, "begun"), (0, "removed ")])
 
 
 class HostileFolderTest(StepsTest):
@@ -337,7 +475,7 @@ class HostileFolderTest(StepsTest):
                 cut = generator.random() < 0.5
                 (folder / name).write_bytes(content[:at] + (b"" if cut else flipped + content[at + 1:]))
                 with self.subTest(name=name, at=at, cut=cut):
-                    # What of `portions` nobody reads any more is of no concern to commit.
+                    # A part of `portions` that nobody reads any more does not concern commit.
                     self.assert_refused(folder, out, {"plan": ("work", "commit"), "portions": ["work"]}.get(
                         name, ["commit"]))
                     self.run_step("abandon", folder)
@@ -449,7 +587,7 @@ class CampaignTest(StepsTest):
         stopped = []
         for _ in range(generator.randrange(3)):
             self.end_at_some_time(self.start(*plan), generator, stopped)
-        # Who was stopped in the middle of a plan still has the folder.
+        # A process that was stopped in the middle of a plan still has the folder.
         self.wake(stopped)
         self.assertEqual(run_tool(*plan).returncode, 0)
         for _ in range(generator.randrange(2, 7)):

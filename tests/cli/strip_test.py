@@ -45,7 +45,7 @@ class StripTest(CliTest):
         self.assertEqual(snapshot(scratch.folder), before)
         output = self.stripped(scratch.folder, "resume")
         done = self.strip(scratch.folder, output, "--keep", "weights", code=2)
-        self.assertIn("--force replaces what ckpt-pack strip wrote there before", done.stderr)
+        self.assertIn("--force replaces files that ckpt-pack strip wrote there before", done.stderr)
         self.strip(scratch.folder, output, "--keep", "weights", "--force", "--pack")
         self.strip(scratch.folder, output, "--keep", "resume", "--force")
         (output / "notes.txt").write_text("mine")

@@ -1,4 +1,4 @@
-"""What the tools print on a terminal, and what where none is: tables and progress that fit, colours, plain tabs."""
+"""The outputs of the tools on a terminal and elsewhere: tables and progress that fit, colours, plain tabs."""
 import os
 import pathlib
 import re
@@ -34,7 +34,7 @@ class TerminalTest(CliTest):
         self.case = tools.case_named("hf_trainer_gpt2_z2_bf16_w2")
 
     def on_terminal(self, tool, *arguments, width=80, descriptors=(1,), code=0, **variables):
-        """What a tool prints on a terminal of that width."""
+        """A tool's output on a terminal of that width."""
         command = [str(pathlib.Path(os.environ["DSCKPT_BIN"]) / tool), *map(str, arguments)]
         with Terminal(command, width, {**self.environment, **variables}, descriptors) as terminal:
             seen, status = terminal.rest()

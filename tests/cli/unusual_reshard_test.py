@@ -1,8 +1,8 @@
 """reshard of checkpoints that are right, but not as today's DeepSpeed writes them by default, and of some that it
 has to refuse.
 
-What an edit must not change is compared with the result of the checkpoint as it was saved; everything else with the
-edited file itself.
+Values that an edit must not change are compared with the result of the checkpoint as it was saved. Everything
+else is compared with the edited file itself.
 """
 import collections
 import json

@@ -1,7 +1,7 @@
-"""Universal checkpoints of checkpoints that are right, but not as today's DeepSpeed writes them by default, and of
-some that no universal checkpoint can be made of.
+"""Universal checkpoints of checkpoints that are right, but not as today's DeepSpeed writes them by default.
+From some of them no universal checkpoint can be made.
 
-What an edit must not change is compared with the result of the checkpoint as it was saved.
+Values that an edit must not change are compared with the result of the original checkpoint.
 """
 import os
 import pathlib

@@ -94,13 +94,13 @@ def one_of(value):
 
 
 def ends_with(name, expected):
-    """Whether `expected` is the path `name`, perhaps without folders in front."""
+    """True if `expected` is the path `name`, perhaps without folders in front."""
     parts = pathlib.PurePosixPath(expected).parts
     return pathlib.PurePosixPath(name).parts[-len(parts):] == parts
 
 
 def meets(finding, expected):
-    """Whether a finding is the expected one, at the expected place."""
+    """True if a finding is the expected one, at the expected place."""
     def is_met(key, wanted):
         if key == "file":
             return any(ends_with(finding.get("file", ""), name) for name in one_of(wanted))

@@ -1,7 +1,7 @@
 """https://: folders of web servers as inputs; and what lies between us and servers: certificates, proxies, names.
 
-What a tool says and writes must be what it says and writes of the same folder on a disk. BUCKETS=all takes every
-checkpoint of testdata; without it, a sixth of them.
+A tool must print and write the same as for that folder on a disk. BUCKETS=all takes every checkpoint of
+testdata; without it, a sixth of them.
 """
 import shutil
 import urllib.parse
@@ -84,7 +84,7 @@ class FolderTest(WebCase):
     def test_what_is_not_there(self):
         with serving(Site(self.source)) as url:
             self.assert_refused("none-such", "ckpt-inspect", "list", f"{url}/none-such", status=2)
-        self.assert_refused("cannot be had", "ckpt-inspect", "list", "http://127.0.0.1:1/a")
+        self.assert_refused("cannot be fetched", "ckpt-inspect", "list", "http://127.0.0.1:1/a")
 
     def test_what_cannot_be_read_of(self):
         with serving(Site(self.source, form=None)) as url:
@@ -136,7 +136,7 @@ class FolderTest(WebCase):
         with serving(Site(self.source)) as url:
             for command in ("zero-to-fp32", "to-universal"):
                 for options in ([], ["--dry-run"]):
-                    done = self.assert_refused("nobody can write there", command, self.source, f"{url}/out", *options,
+                    done = self.assert_refused("cannot be written to", command, self.source, f"{url}/out", *options,
                                                status=2)
                     self.assertIn("s3://BUCKET/PREFIX", done.stderr)
 
@@ -192,13 +192,13 @@ class NetworkTest(WebCase):
     def test_certificates(self):
         certificate = make_certificate(self.root)
         with serving(Site(self.source), certificate) as url:
-            done = self.assert_refused("cannot be had", "ckpt-inspect", "list", url)
+            done = self.assert_refused("cannot be fetched", "ckpt-inspect", "list", url)
             self.assertIn("AWS_CA_BUNDLE", done.stderr)
             for name in ("AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"):
                 with self.subTest(name):
                     done = self.tool("ckpt-inspect", "list", url, env={**self.environment, name: str(certificate)})
                     self.assertEqual(done.returncode, 0, done.stderr)
-            # Of another name than the certificate's.
+            # A certificate of another name.
             done = self.tool("ckpt-inspect", "list", url.replace("localhost", "127.0.0.1"),
                              env={**self.environment, "AWS_CA_BUNDLE": str(certificate)})
             self.assertEqual(done.returncode, 4, done.stderr)
@@ -231,7 +231,7 @@ class NetworkTest(WebCase):
             self.assertEqual(self.tool("ckpt-inspect", "list", "s3://models").returncode, 0)
             self.assertEqual(len(seen), count)
             self.environment.update(http_proxy="http://127.0.0.1:1", no_proxy="")
-            self.assert_refused("cannot be had", "ckpt-inspect", "list", "s3://models")
+            self.assert_refused("cannot be fetched", "ckpt-inspect", "list", "s3://models")
 
     def test_a_proxy_for_tls(self):
         certificate = make_certificate(self.root)

@@ -224,7 +224,7 @@ class WeightsInputTest(CliTest):
 
     def test_names_that_become_one_are_refused(self):
         folder = self.folder_of({"a.w": torch_files.ones(1), "w": torch_files.ones(1)})
-        self.refused(3, "two tensors would be called", "to-universal", "--input_folder", folder, "--output_folder",
+        self.refused(3, "would be the name of two tensors", "to-universal", "--input_folder", folder, "--output_folder",
                      self.new_path() / "x", "--strip-prefix", "a.")
 
     def test_names_in_two_files_are_refused(self):

@@ -1,5 +1,5 @@
-"""What a file counts as, by its content where its name can lie: weights, a shard under another name, a whole training,
-one of several numbered files.
+"""The kind of a file, by its content where its name can lie. It is weights, a shard under another name, a whole
+training, or one of several numbered files.
 """
 import shutil
 

@@ -65,7 +65,7 @@ class WrongPathsTest(unittest.TestCase):
         return claim.groups()
 
     def check_claim(self, output, source, claim):
-        """What is said is so: of the input, or of the folder with the shards in it."""
+        """The messages are true of the input, or of the folder with the shards in it."""
         named, relation, what = claim
         self.assertEqual(named, str(output))
         output = (self.root / output).resolve()

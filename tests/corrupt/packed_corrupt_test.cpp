@@ -133,7 +133,7 @@ TEST(CorruptPacked, WithAnyRunOfZeros) {
   }
 }
 
-// Of two files of the same shape.
+// Two files of the same shape.
 TEST(CorruptPacked, WithTheIndexOfAnotherFile) {
   const std::string a = make_content(Content::random, 500, 1);
   const std::string b = make_content(Content::random, 500, 2);
@@ -144,7 +144,7 @@ TEST(CorruptPacked, WithTheIndexOfAnotherFile) {
   expect_refused(of_a.substr(0, index) + of_b.substr(index), "another index");
 }
 
-// Whoever can make checksums can make any index; what it says is checked all the same.
+// A forger of checksums can make any index; its members are checked all the same.
 TEST(CorruptPacked, WithFramesThatHoldSomethingElse) {
   const std::string content = make_content(Content::text, 3000);
   const std::string frame = test::raw_frame({2, true}, content);

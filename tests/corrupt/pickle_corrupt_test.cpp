@@ -1,5 +1,5 @@
-// Whatever the bytes, a pickle gives a value or an Error: no crash, no endless loop, no memory out
-// of proportion. Run under the sanitizers this says more.
+// Any bytes as a pickle give a value or an Error: no crash, no endless loop, no memory out of
+// proportion. Run under the sanitizers this says more.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -21,7 +21,7 @@ std::string testdata(const std::string& name) {
   return test::read_all(std::string(DSCKPT_TESTDATA) + "/formats/" + name);
 }
 
-// What the pickle of {"w": tensor, "n": number} says, and the tensor's place.
+// The text of the pickle of {"w": tensor, "n": number}, and the tensor's place.
 std::string read_small(const std::string& bytes) {
   const MemoryFile memory(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   InputFiles files;

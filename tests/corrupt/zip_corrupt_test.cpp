@@ -73,7 +73,7 @@ TEST(CorruptZip, NoFlippedBitChangesWhatIsRead) {
   }
 }
 
-// Whoever copies records with all that is around them passes on no flipped bit that anything tells.
+// A copy of records with all bytes around them has no flipped bit that anything tells.
 TEST(CorruptZip, AFlippedBitAroundTheDataIsRefusedUnlessNothingUsesIt) {
   for (const char* name : {"small.pt", "stored.zip"}) {
     const std::string bytes = testdata(name);
@@ -225,7 +225,7 @@ Damaged make(Defect defect) {
     case Defect::trailing_bytes:
       return {zip + "x", ErrorKind::corrupt, "1 byte behind the end record"};
     case Defect::end_record_in_the_comment: {
-      // What looks for a comment of the right length takes the first one, torch the second.
+      // A search for a comment of the right length takes the first one, torch the second.
       const std::string comment = zip.substr(end) + "JUNK";
       set16(end + 20, static_cast<uint16_t>(comment.size()));
       return {zip + comment, ErrorKind::corrupt, "readers could take another one"};

@@ -10,12 +10,12 @@ ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 TOOLS = {"zero-to-fp32": "zero_to_fp32", "to-universal": "to_universal", "reshard": "reshard",
          "to-dcp": "to_dcp", "ckpt-inspect": "ckpt_inspect", "ckpt-pack": "ckpt_pack", "ckpt-plan": "ckpt_plan"}
-# What a program has written, and test data that is only called .md.
+# Texts that a program has written, and test data that is only called .md.
 GENERATED = ("build/", ".venv/", ".cache/", "tests/bench/runs/", "testdata/malicious/zip-behind-a-text.md")
 LINE = 120
 README_LINES = 250
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-# Of other programs than the tools.
+# Options of other programs than the tools.
 FOREIGN_OPTIONS = {"--prefix", "--quick", "--safe_serialization", "--input_folder", "--output_folder"}
 
 
@@ -28,7 +28,7 @@ def documents():
 
 @functools.cache
 def parts(path):
-    """Of a document: text outside code, inline code left in; inline code; headings."""
+    """The parts of a document: text outside code, with inline code; inline code; headings."""
     text = re.sub(r"^( *)```.*?^\1```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return re.sub(r"`[^`\n]*`", "", text), re.findall(r"`([^`\n]+)`", text), headings

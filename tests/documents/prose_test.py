@@ -1,4 +1,4 @@
-"""Sentences have a noun that acts, and end before 26 words: in documents, and in the comments of headers.
+"""Sentences have a noun that acts, and end before 26 words: in documents, in comments, and in docstrings.
 
     tests/documents/prose_test.py            runs as a test
     tests/documents/prose_test.py --list     prints every offence
@@ -6,6 +6,7 @@
 
 CONTRIBUTING has the rules. No file may have more offences than let_through.txt says.
 """
+import ast
 import collections
 import os
 import pathlib
@@ -17,21 +18,25 @@ ROOT = pathlib.Path(os.environ.get("DSCKPT_SOURCE", pathlib.Path(__file__).resol
 LET_THROUGH = pathlib.Path(__file__).with_name("let_through.txt")
 GENERATED = ("build/", ".venv/", ".cache/", "tests/bench/runs/", "testdata/malicious/", "tests/LONG_RUNS.md")
 MOST_WORDS = 25
+# Not sentences: an example in JSON, a list of sources.
+NO_SENTENCE = re.compile(r"[{\[]|(?:Sources?|Layout): ")
 # A clause or a part of the sentence in the place of its subject.
 CLAUSE = re.compile(r"(?:What|Who|Whoever|Whatever|Whether|That|Of)\b(?!.*\?$)")
 
 
 def paragraphs_of_document(text):
     text = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"(?<=\n\n)(?: {4}.*\n)+", "", text)
     text = re.sub(r"^ *(?:\|.*|<!--.*|#+ .*|\[[^\]]+\]: .*|!\[.*)$", "", text, flags=re.MULTILINE)
     text = re.sub(r"^ *(?:[*-]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
     return re.split(r"\n\s*\n", text)
 
 
-def paragraphs_of_header(text):
+def paragraphs_of_comments(text, mark="//"):
+    """The comment of each run of lines that have nothing else."""
     comment = []
     for line in [*text.splitlines(), ""]:
-        found = re.match(r"\s*// ?(.*)", line)
+        found = re.match(rf"\s*{mark} ?(.*)", line)
         if found and found[1].strip():
             comment.append(found[1])
         elif comment:
@@ -39,17 +44,33 @@ def paragraphs_of_header(text):
             comment = []
 
 
+def paragraphs_of_python(text):
+    yield from paragraphs_of_comments(text, "#")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = (ast.get_docstring(node, clean=False) or "").replace("``", "`")
+            docstring = re.sub(rf"^ {{{node.body[0].col_offset if docstring else 0}}}", "", docstring, flags=re.MULTILINE)
+            # Indented lines are commands, unless they continue the description of an argument.
+            docstring = re.sub(r"^(?: {4}.*\n?)+", "", re.sub(r"(?<=\S)\n {4}(?=\w)", " ", docstring), flags=re.MULTILINE)
+            yield from paragraphs_of_document(re.sub(r"^(?=\w+(?:, \w+)*: )", "\n\n", docstring, flags=re.MULTILINE))
+
+
+PARAGRAPHS = {".md": paragraphs_of_document, ".h": paragraphs_of_comments, ".cpp": paragraphs_of_comments,
+              ".py": paragraphs_of_python}
+
+
 def sentences(paragraph):
-    plain = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", paragraph))
-    plain = re.sub(r"\b(e\.g|i\.e|etc)\.", r"\1", re.sub(r"[*_\[\]]|\s+", " ", plain))
-    return [sentence.strip() for sentence in re.split(r"(?<=[.?!]) +(?=[A-Z])", plain) if sentence.strip()]
+    plain = re.sub(r"`[^`]*`", "Code", re.sub(r"\]\([^)]*\)", "]", paragraph))
+    plain = re.sub(r"\bCode(?:(?:,\s+|\s+)(?:and\s+|or\s+)?Code)+\b", "Code", plain)  # a list of names
+    plain = re.sub(r"\b(e\.g|i\.e|etc)\.", r"\1", re.sub(r"[*\[\]]|\b_|_\b|\s+", " ", plain))
+    found = (sentence.strip() for sentence in re.split(r"(?<=[.?!]) +", plain))
+    return [sentence for sentence in found if sentence and not NO_SENTENCE.match(sentence)]
 
 
 def offences(path):
-    """What is wrong, sentence by sentence."""
+    """The offences, sentence by sentence."""
     text = path.read_text()
-    paragraphs = paragraphs_of_document(text) if path.suffix == ".md" else paragraphs_of_header(text)
-    for paragraph in paragraphs:
+    for paragraph in PARAGRAPHS[path.suffix](text):
         for sentence in sentences(paragraph):
             if CLAUSE.match(sentence):
                 yield f"begins with a clause: {sentence}"
@@ -58,8 +79,8 @@ def offences(path):
 
 
 def files():
-    for pattern in ("*.md", "*.h"):
-        for path in sorted(ROOT.rglob(pattern)):
+    for suffix in PARAGRAPHS:
+        for path in sorted(ROOT.rglob("*" + suffix)):
             name = str(path.relative_to(ROOT))
             if not name.startswith(GENERATED):
                 yield name, path

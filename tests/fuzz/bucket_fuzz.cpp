@@ -1,6 +1,6 @@
-// What an object store or web server says, and where it is said who may ask it, each by all of its
-// readers: a listing, an index, an error, a key, the name of a folder, and the files that the AWS
-// command line keeps.
+// Replies of an object store or web server, and the files with a user's keys, each by all of its
+// readers. They are a listing, an index, an error, a key, the name of a folder, and the files that
+// the AWS command line keeps.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -1,6 +1,6 @@
-// A whole checkpoint with one file that is anything: a zip as it is, or a pickle in the file's own
-// zip, with right checksums, or edits of the file's own pickle. It is read and planned for every
-// use, or refused.
+// A whole checkpoint with one file that is anything. It is a zip as it is, or a pickle in the
+// file's own zip, with right checksums, or edits of the file's own pickle. It is read and planned
+// for every use, or refused.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -81,8 +81,8 @@ void write(const fs::path& path, const std::string& bytes) {
   if (!file.flush()) std::abort();
 }
 
-// What an input makes of the file at `path`. Its first byte has chosen the file, unless it is a
-// zip's; what follows is a pickle, or edits if that byte is large.
+// Makes the file at `path` from an input. Its first byte has chosen the file, unless it is a zip's;
+// what follows is a pickle, or edits if that byte is large.
 std::string changed(const fs::path& path, std::string_view input) {
   if (input.starts_with("PK")) return std::string(input);
   const bool is_edits = static_cast<uint8_t>(input[0]) >= 0x80;

@@ -42,7 +42,7 @@ enum Kind : uint8_t {
   kValue = 4,  // puts one value on the stack and takes none
 };
 
-// What each opcode is of them. A table, since every edit asks it of all.
+// The opcodes by their kinds. A table, since every edit asks it of all.
 constexpr std::array<uint8_t, 256> kKinds = [] {
   std::array<uint8_t, 256> kinds{};
   for (const Opcode opcode : {kBinInt, kBinInt1, kBinInt2, kLong1}) {

@@ -8,8 +8,9 @@
 
 namespace dsckpt {
 
-// `pickle` changed as any bytes of `edits` say: values take the places of values, numbers and texts
-// become others, opcodes are left out, repeated, or put in. Without edits it is `pickle`.
+// `pickle` changed by the bytes of `edits`, which may be any. Values take the places of values,
+// numbers and texts become others, and opcodes are left out, repeated, or put in. Without edits it
+// is `pickle`.
 std::string edited_pickle(std::string_view pickle, ByteSpan edits);
 
 }  // namespace dsckpt

@@ -1,5 +1,5 @@
-// A main for a fuzz target without a fuzzer: gives it every file in the named files and folders,
-// whole, and cut off at some places. The target fails by crashing.
+// A main for a fuzz target without a fuzzer. It gives the target every file in the named files and
+// folders, whole, and cut off at some places. The target fails by crashing.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

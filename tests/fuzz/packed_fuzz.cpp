@@ -18,7 +18,7 @@ constexpr uint64_t kMostRead = 64 << 20;
 constexpr size_t kMostPacked = 64 << 10;
 constexpr int kDamages = 8;
 
-// nullopt for an error that may be. Of large contents the beginning and the end.
+// nullopt for an error that may be. The beginning and the end of large contents.
 std::optional<std::string> content_of(const std::string& bytes) {
   try {
     const test::StoredBytes stored(bytes);

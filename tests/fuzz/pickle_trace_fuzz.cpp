@@ -1,5 +1,5 @@
-// Any bytes can be traced and judged; and what Document::parse reads, a trace and a judgement read
-// to the same end and with the same names.
+// Any bytes can be traced and judged. A trace and a judgement also read whatever Document::parse
+// reads, to the same end and with the same names.
 #include <cstdint>
 #include <cstdlib>
 #include <optional>

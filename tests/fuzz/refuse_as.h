@@ -1,4 +1,5 @@
-// What any input may do to a reader: be read, or be refused as what it is.
+// Any input may do one of two things to a reader: be read, or be refused with its own kind of
+// error.
 #pragma once
 
 #include <cstdlib>

@@ -2,13 +2,14 @@
 
     scripts/python tests/fuzz/single_edits.py [--every N] [--tree DIR] TARGET
 
-Each value in a pickle becomes each of some others; each opcode is left out, alone or with those behind it, repeated,
-or has another one before it. Each word, number, quoted text and sign of a text becomes others or is doubled; each byte
-of CBOR becomes each other one, or has it before it. What reaches an edge that nothing does in the target's corpus goes
-there (build/asan/corpus/TARGET), and scripts/fuzz goes on from it; its --keep makes seeds of what is small. TARGET is
-one of those that read pickles, torch_archive_fuzz (archives with right checksums), checkpoint_fuzz (edits of the files
-of its checkpoints) or texts_fuzz. scripts/fuzz has built it in build/asan, or it is in DIR. --every N tries each Nth
-edit only. What scripts/fuzz would call a finding, but for time, goes into DIR/findings, and makes the exit status 1.
+Each value in a pickle becomes each of some others. Each opcode is left out, alone or with those behind it,
+repeated, or has another one before it. Each word, number, quoted text and sign of a text becomes others or is
+doubled. Each byte of CBOR becomes each other one, or has it before it. An input may reach an edge that nothing
+in the target's corpus does. It goes there (build/asan/corpus/TARGET), and scripts/fuzz goes on from it. Its
+--keep makes seeds of small ones. TARGET is one of those that read pickles, torch_archive_fuzz (archives with
+right checksums), checkpoint_fuzz (edits of the files of its checkpoints) or texts_fuzz. scripts/fuzz has built
+it in build/asan, or it is in DIR. --every N tries each Nth edit only. Findings as of scripts/fuzz, except those
+of time, go into DIR/findings, and make the exit status 1.
 """
 import argparse
 import contextlib
@@ -86,14 +87,14 @@ def edited(pieces, edit):
 
 
 def as_edits(edit):
-    """What edited_pickle.cpp makes the edit of."""
+    """The input from which edited_pickle.cpp makes the edit."""
     at, count, more = edit
     left_out = b"\x04" + struct.pack("<HB", at, count) if count else b""
     return left_out + (b"\x06" + bytes([len(more)]) + more + struct.pack("<H", at) if more else b"")
 
 
 def archives():
-    """Of archives in testdata: the name of the pickle, the pickle, and the other records."""
+    """For each archive in testdata: the name of the pickle, the pickle, and the other records."""
     for path in sorted(path for path in TESTDATA.rglob("*") if path.is_file()):
         try:
             with zipfile.ZipFile(path) as file:

@@ -1,6 +1,7 @@
-// What users and other programs write as text, each by all of its readers: a ds_config, a model's
-// configuration, an index of weights, a manifest, rules for names, a rule for tensor-parallel
-// slices, the names of shards and swap files, sizes, and the files of an interrupted run.
+// Texts of users and other programs, each by all of its readers. They are a ds_config, a model's
+// configuration, an index of weights, a manifest, rules for names, and a rule for tensor-parallel
+// slices. Others are the names of shards and swap files, sizes, and the files of an interrupted
+// run.
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>

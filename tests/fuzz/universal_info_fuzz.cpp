@@ -1,7 +1,7 @@
 // Any pickle is universal_checkpoint_info, or what holds it, or it is refused; so are the affine
 // maps and placements in it. Slices of any parameter go together by it, or are refused.
 //
-// What holds it may name the parameter ("name") and the shapes of its slices ("slices").
+// Its owner may name the parameter ("name") and the shapes of its slices ("slices").
 #include <cstdint>
 #include <cstdlib>
 #include <string>

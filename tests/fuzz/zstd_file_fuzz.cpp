@@ -19,7 +19,7 @@ constexpr uint64_t kMostRead = 64 << 20;
 constexpr size_t kMostCompressed = 64 << 10;
 constexpr int kDamages = 8;
 
-// nullopt for an error that may be. Of large contents the beginning.
+// nullopt for an error that may be. The beginning of large contents.
 std::optional<std::string> content_of(const std::string& bytes, bool backwards) {
   try {
     const test::StoredBytes stored(bytes, "x.zst");

@@ -1,8 +1,8 @@
-"""What people read of the tools stays as it is, but on purpose: help, dry runs and summaries, as files.
+"""The tools' help, dry runs and summaries are kept as files, so that they change only on purpose.
 
 Each .txt file below this folder is a transcript:
 
-    # What it shows.
+    # The text that it shows.
     $ COMMAND
     what it prints on stdout
     stderr: what it prints there
@@ -16,7 +16,8 @@ depend on the version of zstd, are masked with N.
     scripts/python tests/golden/golden_test.py               compares
     scripts/python tests/golden/golden_test.py --approve     writes what is printed now into all files
 
-A new transcript is a new file of comments and commands, and --approve. What it then shows has to be read.
+A new transcript is a new file of comments and commands, and --approve. A person has to read the text that it
+then shows.
 """
 import difflib
 import os

@@ -47,7 +47,7 @@ says "-- DSCKPT_S3: OFF, as was asked for"
 refuses -DDSCKPT_S3=ON $(without CURL pugixml)
 says "DSCKPT_S3 is ON, but libcurl 7.85 or later, with HTTPS, is missing (on Debian: libcurl4-openssl-dev), and pugixml"
 refuses -DDSCKPT_S3=ON -DDSCKPT_TOOLS=OFF
-says "DSCKPT_S3 is ON, but only the tools do that (DSCKPT_TOOLS)"
+says "DSCKPT_S3 is ON, but only the tools and the Python module do that (DSCKPT_TOOLS, DSCKPT_PYTHON_MODULE)"
 refuses -DDSCKPT_S3=maybe
 says "DSCKPT_S3 is ON, OFF or AUTO, not 'maybe'"
 

@@ -1,8 +1,9 @@
-"""Whether a packaged zero-to-fp32 reads object stores and web servers, with nothing but itself and certificates.
+"""Checks that a packaged zero-to-fp32 reads object stores and web servers with only itself and certificates.
 
 far_input.py CHECKPOINT EXPECTED [--root FOLDER] -- COMMAND...: COMMAND runs zero-to-fp32 in an empty environment. EXPECTED
-is what it makes of CHECKPOINT on a disk. FOLDER is the root that COMMAND changes to: there certificates are found where
-distributions have them, and names are looked up by files and, for root, by a name server; else by the machine's own.
+is what it makes of CHECKPOINT on a disk. FOLDER is the root that COMMAND changes to. There certificates are
+found where distributions have them, and names are looked up by files and, for root, by a name server. Without
+it they are the machine's own.
 """
 import argparse
 import contextlib
@@ -24,7 +25,7 @@ sys.path.insert(0, str(SOURCE / "tests" / "support"))
 import object_server  # noqa: E402
 import web_server  # noqa: E402
 
-# Of Debian, Fedora, openSUSE and Alpine.
+# The paths of Debian, Fedora, openSUSE and Alpine.
 CERTIFICATES = ["etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem",
                 "etc/ssl/cert.pem"]
 NAME_SERVER = "127.0.0.77"
@@ -117,10 +118,10 @@ class Check:
                 for name in ("SSL_CERT_FILE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE"):
                     self.reads(f"{version.name}, {name}", url, **{name: self.seen(trusted)})
                 self.reads("an address", url.replace("localhost", "127.0.0.1"), SSL_CERT_FILE=self.seen(trusted))
-                self.refuses("cannot be had from the server", url, SSL_CERT_FILE=self.seen(self.other(work)))
+                self.refuses("cannot be fetched from the server", url, SSL_CERT_FILE=self.seen(self.other(work)))
         with web_server.serving(site, certificate) as url:
             if self.root:
-                self.refuses("cannot be had from the server", url)
+                self.refuses("cannot be fetched from the server", url)
                 self.places(url, certificate)
                 self.names(url, SSL_CERT_FILE=self.seen(trusted))
 

@@ -1,6 +1,6 @@
-"""s3:// against two servers that others have written: rclone's, which checks signatures, answers ranges with 200 and
-knows no conditions, and moto's, which checks no signatures and honours conditions. What they hold is asked of them by a
-third, boto3.
+"""s3:// against two servers that others have written. rclone's checks signatures, answers ranges with 200 and
+knows no conditions. moto's checks no signatures and honours conditions. boto3, a third program, asks them for
+their contents.
 """
 import contextlib
 import os
@@ -29,7 +29,7 @@ CONVERSIONS = [["zero-to-fp32", "IN", "OUT", "--safe-serialization"], ["to-unive
                ["reshard", "IN", "OUT", "--dp", "2"], ["to-dcp", "IN", "OUT", "--dp", "2"],
                ["ckpt-pack", "pack", "IN", "OUT"]]
 LOOKS = [["ckpt-inspect", command, "IN"] for command in ("list", "verify", "stats", "scan")]
-# Of outputs that take several parts each, or one.
+# For outputs that take several parts each, or one.
 LARGE = [["zero-to-fp32", "IN", "OUT"], ["to-universal", "IN", "OUT"], ["ckpt-pack", "pack", "IN", "OUT"],
          ["zero-to-fp32", "IN", "OUT", "--safe-serialization", "--max-shard-size", "9MB", "--verify-output"]]
 INDEX = "model.safetensors.index.json"
@@ -46,8 +46,8 @@ def free_port():
 
 @contextlib.contextmanager
 def losing(endpoint, method, word):
-    """A proxy of a server that loses its first reply to a request with this in its target: gives its endpoint, and a
-    list of the targets that met it.
+    """A proxy of a server that loses its first reply to a request with this in its target. It gives its
+    endpoint, and a list of the targets that met it.
     """
     met = []
     port = int(endpoint.rpartition(":")[2])

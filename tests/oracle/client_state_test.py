@@ -1,5 +1,5 @@
-"""What a program saves beside DeepSpeed's own state, tensors of kinds that no tool reads among it, comes along and is
-loaded by torch as it was saved."""
+"""The values that a program saves beside DeepSpeed's own state come along, and torch loads them as they were
+saved. Tensors of kinds that no tool reads are among them."""
 import numpy
 import tools
 import torch

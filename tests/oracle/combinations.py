@@ -4,11 +4,12 @@
     scripts/python tests/oracle/combinations.py --count 30 --seed 5
     scripts/python tests/oracle/combinations.py --only 'z3.*offload' --count 200 --keep FOLDER
 
-Each case is drawn by its number from the seed (stage, ranks, sizes, precision, optimizer, kinds of parameters, layout
-of the files), made by the makers of testdata with their truths, and then: weights and states are the live engine's
-bit for bit, the universal checkpoint holds them, what reshard makes for another number of ranks holds the same and is
-whole, the checkpoint is whole and harmless, and packed and unpacked it is the same files. Combinations that DeepSpeed
-itself does not train or save are named and left out. Exit status: 0 when all the others hold.
+Each case is drawn by its number from the seed, and made by the makers of testdata with their truths. It has a
+stage, ranks, sizes, precision, optimizer, kinds of parameters, and a layout of the files. Weights and states
+must be the live engine's bit for bit, and the universal checkpoint must hold them. The checkpoint must be whole
+and harmless, and packed and unpacked it is the same files. The result of reshard for another number of ranks
+must hold the same and be whole. Combinations that DeepSpeed itself does not train or save are named and left
+out. Exit status: 0 when all the others hold.
 """
 from __future__ import annotations
 
@@ -134,7 +135,7 @@ def same(found, expected, what):
         require(oracle.same_bits(found[name], value.contiguous()), f"{what}: {name} differs")
 
 
-# What reshard refuses because DeepSpeed does not load it either, or not at that stage.
+# Cases that reshard refuses because DeepSpeed does not load them either, or not at that stage.
 REFUSED = ("has no base_optimizer_state_step, without which DeepSpeed does not load it", )
 
 

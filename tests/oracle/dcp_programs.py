@@ -1,12 +1,13 @@
-"""Accelerate, the Hugging Face Trainer, torchtitan and Lightning under FSDP2: what they save becomes shards of
-DeepSpeed at stage 3, these become folders of theirs again, and they go on from them as if nothing had happened.
+"""Accelerate, the Hugging Face Trainer, torchtitan and Lightning under FSDP2. Their saves become shards of
+DeepSpeed at stage 3, and these become folders of theirs again. The programs go on from them as if nothing had
+happened.
 
     scripts/python tests/oracle/dcp_programs.py [PROGRAM...]
 
-Accelerate, and the Trainer by it, want an accelerator for FSDP, though all that they call runs under gloo: that they
-are under FSDP is said in their place. torchtitan's trainer and Lightning's strategy want one, too: of these it is
-CheckpointManager with OptimizersContainer, and the functions with which the strategy saves and loads. Prints a line
-for each program and rank; the exit status is 1 if one is wrong.
+Accelerate, and the Trainer by it, want an accelerator for FSDP, though all their calls run under gloo. The test
+claims in their place that they are under FSDP. torchtitan's trainer and Lightning's strategy want one, too.
+Their parts that run are CheckpointManager with OptimizersContainer, and the functions with which the strategy
+saves and loads. Prints a line for each program and rank; the exit status is 1 if one is wrong.
 """
 import json
 import os
@@ -119,7 +120,7 @@ def trainer(rank, scratch):
             for row in torch.randint(0, 32, (64, 8), generator=torch.Generator().manual_seed(3)).tolist()]
 
     class Held(TrainerCallback):
-        """What there is when training begins, and the losses of each step."""
+        """The state when training begins, and the losses of each step."""
 
         def __init__(self):
             self.begin, self.losses = None, []
@@ -259,7 +260,6 @@ def worker(rank, port, name, scratch):
     found = PROGRAMS[name](rank, scratch)
     (scratch / f"found{rank}.json").write_text(json.dumps(found))
     dist.barrier()
-    os._exit(0)  # threads of gloo may still be there, which abort a process that ends in order
 
 
 def is_right(found):

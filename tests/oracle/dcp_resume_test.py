@@ -1,6 +1,6 @@
-"""FSDP2 trains and saves with torch.distributed.checkpoint; DeepSpeed goes on, from the shards of reshard, made with an
-example or with the configuration alone, and from the universal checkpoint of to-universal: with the same masters and
-states, and the losses that FSDP2 has when it goes on.
+"""FSDP2 trains and saves with torch.distributed.checkpoint, and DeepSpeed goes on. It loads the shards of
+reshard, made with an example or with the configuration alone, and the universal checkpoint of to-universal.
+Masters and states are the same, and so are the losses, as FSDP2 has them when it goes on.
 """
 import json
 import os
@@ -99,7 +99,7 @@ class Run:
         return losses
 
     def fsdp(self):
-        """Trains and saves. What it has then, and its losses when it goes on."""
+        """Trains and saves. Its state then, and its losses when it goes on."""
         net, optimizer = dcp_writer.build(init_device_mesh("cpu", (WORLD,)), scale_shape=SCALE,
                                           frozen=self.frozen)
         dcp_writer.train(net, optimizer)
@@ -144,7 +144,7 @@ class Run:
             tool("to-universal", self.folder / "fsdp", self.folder / "universal" / "start")
             self.reshard_by_config()
         dist.barrier()
-        # Of a model with frozen parameters stage 3 is refused.
+        # Stage 3 is refused for a model with frozen parameters.
         configured = () if self.stage == 3 and self.frozen else ("configured", "flattened")
         for name in ("native", "universal", *configured):
             engine = self.load(name, expected)
@@ -193,7 +193,6 @@ def worker(rank, port, folder, stage, frozen, precision):
     run.run()
     (folder / f"found{rank}.json").write_text(json.dumps(run.found))
     dist.barrier()
-    os._exit(0)
 
 
 class DcpResumeTest(unittest.TestCase):

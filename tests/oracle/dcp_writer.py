@@ -1,5 +1,5 @@
-"""Folders of torch.distributed.checkpoint, written by torch itself on gloo: FSDP2 on one and two meshes, tensor
-parallelism under it, and the forms that frameworks save in.
+"""Folders of torch.distributed.checkpoint, written by torch itself on gloo. They have FSDP2 on one and two
+meshes, tensor parallelism under it, and the forms that frameworks save in.
 
     write(folder, world)    all folders that a run on so many ranks has, by name
 """
@@ -96,7 +96,7 @@ def groups_of(net):
 
 
 def save_forms(folder, net, optimizer):
-    """What frameworks make of one and the same run."""
+    """The forms in which frameworks save one and the same run."""
     model = get_model_state_dict(net)
     nested = get_optimizer_state_dict(net, optimizer)
     flat = get_optimizer_state_dict(net, optimizer, options=FLAT)
@@ -112,8 +112,8 @@ def save_forms(folder, net, optimizer):
 
 
 def save_safetensors(folder, model):
-    """A part of each tensor a rank: all in one file of it; and in two, without those that torch does not consolidate,
-    whole numbers and (it writes zeros) tensors of no dimension."""
+    """A part of each tensor a rank, all in one file of it, or in two. Tensors that torch does not consolidate
+    are missing: whole numbers and (it writes zeros) tensors of no dimension."""
     names = sorted(name for name, value in model.items() if value.is_floating_point() and value.dim() > 0)
     halves = {name: 1 + (i >= len(names) // 2) for i, name in enumerate(names)}
     for name, some, mapping in (("hf", model, None), ("hf_two", {name: model[name] for name in names}, halves)):
@@ -144,8 +144,6 @@ def worker(rank, world, port, folder):
                      checkpoint_id=folder / name)
             save_safetensors(folder / f"{name}_safetensors", get_model_state_dict(net))
     dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # threads of gloo may still be there, which abort a process that ends in order
 
 
 def write(folder, world):

@@ -1,5 +1,5 @@
-"""The tests that have engines of DeepSpeed load what the tools write, and go on, in one process: importing torch and
-DeepSpeed takes as long as several such runs, each of which is forked from it.
+"""The tests that have engines of DeepSpeed load the tools' outputs, and go on, in one process. An import of
+torch and DeepSpeed takes as long as several such runs, each of which is forked from it.
 """
 import tools
 from reshard_resume_test import ReshardResumeTest  # noqa: F401

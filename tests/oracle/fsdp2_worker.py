@@ -12,8 +12,8 @@ README = pathlib.Path(__file__).resolve().parents[2] / "apps/to_dcp/README.md"
 
 
 def guide(folder, how):
-    """The Python of the guide, with another folder. `flattened`: with the optimizer's state in that form. Of other
-    loaders only what makes model and optimizer."""
+    """The Python of the guide, with another folder. `flattened`: with the optimizer's state in that form. Only
+    the parts of other loaders that make model and optimizer."""
     code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
     assert code.count('"ckpt_dcp"') == 1 and code.count("get_state_dict(model, optimizer)") == 1
     code = code.replace('"ckpt_dcp"', repr(str(folder)))

@@ -1,5 +1,5 @@
-"""apps/guides/OTHER_GPUS.md and SHORT_OF_RAM.md as they stand there: their training is run by torchrun, on gloo, and
-goes on from what their commands make of its checkpoint, with the losses of the one that was never interrupted."""
+"""apps/guides/OTHER_GPUS.md and SHORT_OF_RAM.md as they stand there. torchrun runs their training on gloo. It
+goes on from the results of their commands, with the losses of the run that was never interrupted."""
 import os
 import pathlib
 import re
@@ -51,7 +51,7 @@ class GuidesTest(unittest.TestCase):
 
     @classmethod
     def bash(cls, folder, text):
-        # What DeepSpeed leaves in /dev/shm for each rank on the CPU goes with the run.
+        # DeepSpeed's files in /dev/shm for each rank on the CPU go with the run.
         before = set(os.listdir("/dev/shm"))
         done = subprocess.run(["bash", "-e", "-c", text], cwd=folder, env=cls.environment, capture_output=True,
                               text=True, timeout=600)

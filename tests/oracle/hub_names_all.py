@@ -3,8 +3,8 @@
 
     scripts/python tests/oracle/hub_names_all.py [PATTERN]
 
-Of classes of one type with the same rules one is taken. Exits 1 if what zero-to-fp32 writes is not what
-save_pretrained writes. "hub fits, back not" are types whose weights of the hub do not become the module's.
+One of the classes of a type with the same rules is taken. Exits 1 if the tensors of zero-to-fp32 are not those
+of save_pretrained. "hub fits, back not" are types whose weights of the hub do not become the module's.
 """
 import collections
 import gc

@@ -1,7 +1,8 @@
 """Names on the hub and in the module: held against save_pretrained of transformers, which is what they stand for.
 
-For each class a tiny model with random numbers: zero-to-fp32 of its state_dict has to have the names, shapes and bits
-that save_pretrained writes, and to-universal of these the module's. tests/oracle/hub_names_all.py does it for all.
+Each class has a tiny model with random numbers. zero-to-fp32 of its state_dict has to have the names, shapes
+and bits that save_pretrained writes, and to-universal of these the module's. tests/oracle/hub_names_all.py does
+it for all.
 """
 import os
 import pathlib

@@ -21,15 +21,15 @@ def split_safetensors(data):
 
 
 def companions(case):
-    """What comes along, and DeepSpeed leaves to the user to copy."""
+    """The files that come along, and that DeepSpeed leaves to the user to copy."""
     return [name for name in ("config.json", "generation_config.json") if (case.load_dir / name).exists()]
 
 
 class IdentityTest(oracle.OracleTest):
 
     def assert_file_equals_save_file(self, case, path, tensors, aliases):
-        """`aliases` is what the metadata must name besides the format; save_file itself writes more than
-        one metadata key in random order, so then everything but the metadata is compared."""
+        """The metadata must name `aliases` besides the format. save_file itself writes more than one metadata
+        key in random order, so then everything but the metadata is compared."""
         data = path.read_bytes()
         reference = save(tensors, metadata={"format": "pt"})
         if not aliases:

@@ -1,4 +1,4 @@
-"""What ckpt-inspect says of the test checkpoints, confirmed with torch, DeepSpeed and plain reads of the files."""
+"""ckpt-inspect's output for the test checkpoints, confirmed with torch, DeepSpeed and plain reads of the files."""
 import collections
 import itertools
 import json
@@ -103,7 +103,7 @@ def covered_bytes(tensors):
 
 
 def swap_files(case):
-    """What an optimizer on NVMe keeps beside the shards."""
+    """The files of an optimizer on NVMe beside the shards."""
     return sorted(case.tag_folder.glob("offloaded_tensors/*/*.swp"))
 
 
@@ -411,7 +411,7 @@ class SummaryTest(OracleTest):
 
 
 class OtherFormsTest(OracleTest):
-    """What is no ZeRO checkpoint."""
+    """Files that are no ZeRO checkpoint."""
 
     def saved(self, folder, value):
         path = pathlib.Path(folder) / "file.pt"

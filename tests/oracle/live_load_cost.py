@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What dsckpt.load_checkpoint costs each rank: bytes read, memory over the loaded engine, seconds.
+"""The costs of dsckpt.load_checkpoint for each rank: bytes read, memory over the loaded engine, seconds.
 
     scripts/python tests/oracle/live_load_cost.py [--params 120] [--json]
 
-Saves a model in bf16 with AdamW by 4 ranks at stages 2 and 3, and loads it at others, by DeepSpeed itself where it can.
-Prints the rank that read, or took, the most. Memory: the highest resident set while loading, less that afterwards, when
-the engine has all its states. Read: what the process has read by any means (rchar of /proc/self/io).
+Saves a model in bf16 with AdamW by 4 ranks at stages 2 and 3. Loads it at others, by DeepSpeed itself where it
+can. Prints the rank that read, or took, the most. Memory: the highest resident set while loading, less that
+afterwards, when the engine has all its states. Read: what the process has read by any means (rchar of
+/proc/self/io).
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What consumers do with the output: torch.load in its variants, other dtypes, transformers."""
+"""The output in its consumers: torch.load in its variants, other dtypes, transformers."""
 import os
 
 import torch

@@ -1,5 +1,5 @@
 """Checkpoints that Megatron-DeepSpeed and GPT-NeoX saved (testdata/megatron), through every tool, against what their
-live engines held. That the programs load what reshard and to-universal make of them is what megatron_resume.py checks.
+live engines held. megatron_resume.py checks that the programs load the results of reshard and to-universal.
 """
 import argparse
 import json
@@ -15,6 +15,7 @@ import torch
 from oracle import OracleTest
 from safetensors.torch import load_file
 from tools import run_tool
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 # How GPT-NeoX's slices go together, which its files do not say; after tools/ckpts/convert_neox_to_hf.py.
 NEOX_RULES = (r".*(attention\.dense|mlp\.linear2)\.weight=cat:1",
@@ -44,7 +45,7 @@ def tied_names(case):
 
 
 def trained(case):
-    """(name, state) -> what the live engines held, whole. Of sums every rank has the same states."""
+    """(name, state) -> what the live engines held, whole. Every rank has the same states of sums."""
     rules, summed = case.facts["rules"], set(case.facts["rules"].get("sum", ()))
     slices = {}
     for key, value in case.expected("live").items():
@@ -102,6 +103,20 @@ class MegatronTest(OracleTest):
                         written = load_file(folder / "optimizer_states" / f"{state}.safetensors")[name]
                         self.assertTrue(oracle.same_bits(written, value.contiguous()), f"{name} {state}")
 
+    def test_dcp_has_the_whole_model_and_its_optimizer(self):
+        for case in self.cases(lambda case: case.facts["has_masters"]):
+            with self.each_case(case) as folder:
+                self.run_well("to-dcp", folder, case.load_dir, folder / "dcp", "--dp", "2", *self.options(case))
+                dcp_to_torch_save(folder / "dcp", folder / "whole.pt")
+                state = torch.load(folder / "whole.pt", weights_only=False)
+                for (name, key), value in trained(case).items():
+                    held = state["model"][name] if key == "fp32" else state["optim"]["state"][name][key]
+                    self.assertTrue(oracle.same_bits(held, value.contiguous()), f"{name} {key}")
+                groups = state["optim"]["param_groups"]
+                self.assertEqual([group["lr"] for group in groups], case.facts["lr_at_save"])
+                self.assertEqual({name for group in groups for name in group["params"]},
+                                 {name for name, _ in trained(case)})
+
     def test_slices_that_no_rule_is_for_are_refused(self):
         for case in self.cases(needs_rules):
             with self.each_case(case) as folder:
@@ -129,7 +144,7 @@ class MegatronTest(OracleTest):
                     continue
                 if not case.facts["has_masters"]:
                     self.assertEqual(done.returncode, 3)
-                    self.assertIn("weights alone", done.stderr)
+                    self.assertIn("only the 16-bit weights", done.stderr)
                     continue
                 self.assertEqual(done.returncode, 0, done.stderr)
                 for (name, state), value in trained(case).items():
@@ -223,7 +238,7 @@ class MegatronTest(OracleTest):
                 self.assert_same_tensors(after, before)
 
     def test_megatrons_own_iterations_are_files_of_tensors(self):
-        """What Megatron-LM saves without DeepSpeed, built as its save_checkpoint does."""
+        """The files that Megatron-LM saves without DeepSpeed, built as its save_checkpoint does."""
         with tempfile.TemporaryDirectory() as scratch:
             folder = pathlib.Path(scratch)
             file = folder / "iter_0000010" / "mp_rank_00" / "model_optim_rng.pt"

@@ -89,7 +89,7 @@ def merged_in_float64(make, base, adapter):
 
 
 def is_rounded(written, exact):
-    """Whether each element is a value of its type that is nearest to the exact one: of two as near, either."""
+    """True if each element is a value of its type that is nearest to the exact one; of two as near, either."""
     near = exact.to(written.dtype)
     distance = (written.double() - exact).abs()
     return bool((distance <= (near.double() - exact).abs()).all())
@@ -189,7 +189,7 @@ class MergeTest(OracleTest):
 
     def test_a_square_weight_is_not_guessed(self):
         self.save(Layers, peft.LoraConfig(r=3, target_modules=["flipped", "linear"], fan_in_fan_out=True))
-        self.assert_refused(3, "nothing tells whether it is transposed", self.folder / "adapter", self.folder / "out",
+        self.assert_refused(3, "it is unknown whether it is transposed", self.folder / "adapter", self.folder / "out",
                             "--merge", self.folder / "base")
 
     def test_biases_of_lora_b(self):
@@ -198,7 +198,7 @@ class MergeTest(OracleTest):
         self.assertEqual(len(changed), 6)
 
     def test_experts(self):
-        """Of square ones the others of the module tell whether they are transposed."""
+        """For square ones the others of the module tell whether they are transposed."""
         for transposed, width in ((False, 5), (True, 5), (False, 8), (True, 8)):
             with self.subTest(transposed=transposed, width=width):
                 shutil.rmtree(self.folder)
@@ -249,7 +249,7 @@ class MergeTest(OracleTest):
                 trained(llama(), config).save_pretrained(self.folder / "adapter")
                 said = self.assert_refused(3, "is not merged", self.folder / "adapter", self.folder / "out", "--merge",
                                            self.folder / "base")
-                self.assertIn("is of a method of PEFT", said)
+                self.assertIn("belongs to a PEFT method", said)
 
     def test_checkpoints_of_deepspeed(self):
         compared = 0
@@ -260,7 +260,7 @@ class MergeTest(OracleTest):
                 make = functools.partial(transformers.LlamaForCausalLM,
                                          transformers.LlamaConfig.from_pretrained(case / "base"))
                 exact = merged_in_float64(make, base, adapter)
-                # What peft saves with it, for it has no other name there: biases.
+                # peft saves biases with it, for it has no other name there.
                 for name, value in load_file(adapter / "adapter_model.safetensors").items():
                     plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
                     if plain in exact and value.shape == exact[plain].shape:

@@ -28,7 +28,7 @@ def round_up(number, factor):
 
 
 def load(path):
-    """Whatever the file holds; its classes must be importable."""
+    """Any contents of the file; its classes must be importable."""
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
@@ -51,7 +51,8 @@ def equal_bits(a, b):
 
 
 def attributes(thing):
-    """What pickle keeps of an object besides its contents; a tensor's own are recomputed by whoever saves."""
+    """The parts that pickle keeps of an object besides its contents; a tensor's own are recomputed by each
+    writer."""
     if isinstance(thing, (torch.Tensor, type)) or callable(thing):
         return {}
     return getattr(thing, "__dict__", {})

@@ -31,7 +31,7 @@ class NextStepTest(unittest.TestCase):
         return ran.stderr.splitlines()[-1].split(": next: ")[1]
 
     def model(self):
-        """Of random values."""
+        """Random values."""
         torch.manual_seed(1)
         config = transformers.AutoConfig.from_pretrained(next(self.case.load_dir.rglob("config.json")).parent)
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)

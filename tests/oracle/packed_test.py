@@ -1,7 +1,7 @@
-"""Packed checkpoints and those of the zstd command: unpacked they are what they were, and every tool makes of
-them what it makes of the plain one, byte for byte.
+"""Packed checkpoints and those of the zstd command. Unpacked they are the originals, and every tool gives the
+same result as for the plain one, byte for byte.
 
-That what is made of the plain one is right is what the other tests check.
+The other tests check that the results for the plain one are right.
 """
 import json
 import pathlib
@@ -21,7 +21,7 @@ def all_cases():
 
 
 def commands(case):
-    """What is run in each folder, in which the case's files are in ckpt/."""
+    """The commands for each folder, in which the case's files are in ckpt/."""
     tag = pathlib.Path("ckpt") / case.facts["tag"]
     old = case.facts.get("world_size") or case.facts["topology"]["dp"]
     yield "zero-to-fp32", "ckpt", "bin", "--states", "--verify"

@@ -2,8 +2,8 @@
 
 Each file is made of two or three archives of torch.save that hold different values, one of which runs code when it is
 loaded: put one after the other, one inside the other, with two directories, names twice, headers that lie, as a tar and
-as pickles... Then it is loaded by torch (from its path, mapped, and from a stream) and by Python's zipfile, all in a
-process of their own, and read by ckpt-inspect. POLYGLOTS is how many files are made; without it there are a few.
+as pickles... Then torch (from its path, mapped, and from a stream) and Python's zipfile load it, all in a
+process of their own. ckpt-inspect reads it. POLYGLOTS is how many files are made; without it there are a few.
 """
 import collections
 import io
@@ -160,7 +160,8 @@ class Maker:
             at = content.find(signature, at + 1)
 
     def make_plain(self):
-        """What torch and others write, and what is done to it on the way: nobody could take it for anything else."""
+        """Files of torch and others, and changes to them on the way: nobody could take them for anything
+        else."""
         label = self.random.choice("ABC")
         entries = self.entries(label)
         how = self.random.randrange(7)
@@ -367,7 +368,7 @@ def label_of(value):
 
 
 class ZipfilePickle(pickle.Unpickler):
-    """What torch.load does, with Python's zipfile below it."""
+    """torch.load on top of Python's zipfile."""
 
     def __init__(self, file, folder):
         self.file, self.folder = file, folder
@@ -393,7 +394,8 @@ LOADERS = {
 
 
 def load_all(paths):
-    """What each loader makes of each file: a label, or nothing. A line for each, as soon as it is known."""
+    """The results of each loader for each file: a label, or nothing. A line for each, as soon as it is
+    known."""
     import builtins
     warnings.simplefilter("ignore")
     for path in map(pathlib.Path, paths):

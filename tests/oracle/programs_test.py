@@ -54,7 +54,7 @@ def named(name):
 class ProgramsTest(OracleTest):
 
     def weights(self, program, folder, *options):
-        # Of adapters under the names that the model has.
+        # Adapters under the names that the model has.
         self.convert(program.checkpoint, folder, "--include", ".", *options)
         return oracle.load_bin(folder / "pytorch_model.bin")
 

@@ -185,7 +185,7 @@ class PlacesTest(QuietTest):
 
     @contextlib.contextmanager
     def places(self):
-        """What stands before the name of one of them."""
+        """The text before the name of one of them."""
         with contextlib.ExitStack() as stack:
             found = {"a disk": f"{self.models}/"}
             if tools.reads_object_stores():

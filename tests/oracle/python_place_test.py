@@ -1,7 +1,7 @@
 """The Python package finds the program that was installed with it, wherever pip puts both.
 
-The wheel is one of this source and of the built program, as scripts/package makes one of the static program; it is
-installed by pip, and used from an empty environment.
+The wheel is one of this source and of the built program, as scripts/package makes one of the static program.
+pip installs it, and it is used from an empty environment.
 """
 import base64
 import hashlib
@@ -114,7 +114,7 @@ class PlaceTest(unittest.TestCase):
         self.assertEqual(self.found(PYTHONPATH=str(packages.parent)), program)
 
     def test_a_user(self):
-        # Of no virtual environment, which has none.
+        # The base Python, which has no virtual environment.
         python = os.path.join(sys.base_prefix, "bin", f"python{sysconfig.get_python_version()}")
         self.install("--user", "--break-system-packages", python=python, PYTHONUSERBASE=str(self.root / "user"))
         self.assertEqual(self.found(python, PYTHONUSERBASE=str(self.root / "user")), self.root / "user" / "bin" / "dsckpt")

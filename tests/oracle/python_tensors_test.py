@@ -1,7 +1,7 @@
 """dsckpt.open gives torch's tensors: their values, types, memory and indices are torch's. By the compiled module and by
 the program alone.
 
-What is not torch's alone is in cli/python_open_test.py.
+The tests that do not need torch are in cli/python_open_test.py.
 """
 import gc
 import os

@@ -1,5 +1,5 @@
-"""What dsckpt.open gives torch: types and devices while reading, models that are filled, states, and workers, each
-against torch itself. By the compiled module or by the program alone."""
+"""The objects that dsckpt.open gives torch: types and devices while reading, models that are filled, states,
+and workers, each against torch itself. By the compiled module or by the program alone."""
 import pickle
 import subprocess
 import sys
@@ -114,7 +114,7 @@ class FormTest(TorchTest):
         self.assertLess(float(peak), 128)  # 64 of the result, 32 of a piece, and what threads take
 
     def test_devices(self):
-        """Of a machine without a GPU the other device is meta, which has no values."""
+        """On a machine without a GPU the other device is meta, which has no values."""
         device = "cuda" if torch.cuda.is_available() else "meta"
         ckpt = dsckpt.open(self.case.load_dir, device=device)
         tensor = ckpt["gain"]

@@ -25,7 +25,8 @@ ignore_missing_imports = true
 follow_imports = skip
 """
 
-# What is documented: right for mypy, and it runs. `a` and `b` are checkpoints, `new` makes a path for an output.
+# The documented examples: right for mypy, and they run. `a` and `b` are checkpoints, `new` makes a path for an
+# output.
 TAKEN = [
     "dsckpt.convert(a, new(), safe_serialization=True, dtype='bf16', tag='global_step3', max_shard_size='2GB')",
     "dsckpt.convert(pathlib.Path(a), pathlib.Path(new()), include=['norm', 'ln'], force=True, dry_run=True)",
@@ -71,7 +72,7 @@ TAKEN = [
     "dsckpt.open(a, device='cpu')['gain'].ndim + 1",
 ]
 
-# What neither takes: an error of mypy in each line, and one of these when it runs.
+# Arguments that neither takes: an error of mypy in each line, and one of these when it runs.
 REFUSED = [
     ("dsckpt.convert(a)", TypeError),
     ("dsckpt.convert(a, new(), progress='bar')", ValueError),

@@ -51,7 +51,8 @@ class RankFilesTest(OracleTest):
         self.ranks.mkdir()
 
     def write(self, folder, name, mesh_shape, values, placements, states):
-        """What each rank of such a mesh would save: one process stands in for all, since no rank needs another's."""
+        """The files that each rank of such a mesh would save. One process stands in for all, since no rank
+        needs another's."""
         ranks = torch.Size(mesh_shape).numel()
         for rank in range(ranks):
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)

@@ -2,8 +2,8 @@
 
     rank_files_worker.py fsdp1|fsdp2 FOLDER
 
-FOLDER/ranks has the files, FOLDER/truth what all ranks together hold, by torch's own gathering; of fsdp1 FOLDER/local
-has state_dicts of LOCAL_STATE_DICT.
+FOLDER/ranks has the files, FOLDER/truth the tensors of all ranks together, by torch's own gathering. For fsdp1
+FOLDER/local has state_dicts of LOCAL_STATE_DICT.
 """
 import pathlib
 import sys
@@ -91,7 +91,6 @@ def run(rank, kind, folder):
     torch.manual_seed(7)
     {"fsdp1": run_fsdp1, "fsdp2": run_fsdp2}[kind](rank, folder)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ Run it with scripts/python, which knows where the makers of the test data are:
     release_resume.py --matrix [--only REGEX]                          all of them
 
 The engine starts from other weights than the run that saved, so that only a real load can match. After its own
-load_checkpoint the masters, optimizer states, counts of steps, the module and the client state must be those that the
-live engine held when it saved, bit for bit, and the loss of the next step that of the run that was never interrupted,
-within 1e-5 (fp32) or 2e-2 (16 bits: another order of sums). Exit status: 0 when all of that holds.
+load_checkpoint the engine must hold the state that the live one had when it saved, bit for bit. This is
+masters, optimizer states, counts of steps, the module and the client state. The loss of the next step must be
+that of the run that was never interrupted, within 1e-5 (fp32) or 2e-2 (16 bits: another order of sums). Exit
+status: 0 when all of that holds.
 
 Needs the tools in DSCKPT_BIN, and what make_releases.py needs.
 """
@@ -76,7 +77,7 @@ def partly(resume, case):
 
 
 def differences(case, resume, engine, client_state):
-    """What of a loaded engine is not as the engine that saved had it."""
+    """The differences between a loaded engine and the engine that saved."""
     found = []
     masters, steps = make_releases.live_masters(engine, case.stage)
     truth = case.expected("master")
@@ -98,7 +99,7 @@ def differences(case, resume, engine, client_state):
         found.append(f"global_steps {engine.global_steps}")
     if {key: client_state.get(key) for key in make_releases.CLIENT_STATE} != make_releases.CLIENT_STATE:
         found.append(f"client_state {sorted(client_state)}")
-    # What a release does not know would come to the program, and overwrite what it saves next.
+    # Keys unknown to a release would reach the program as client state, and overwrite those of its next save.
     strange = {"frozen_param_shapes", "frozen_param_fragments", "shared_params"} & set(client_state)
     if strange and number(resume.release) < (0, 9, 1):
         found.append(f"client_state has {sorted(strange)}")
@@ -118,7 +119,7 @@ def resume_rank(rank, resume, folder, port):
     found = differences(case, resume, engine, client_state)
     loss, = make_releases.train(engine, make_releases.STEPS_BEFORE, 1, rank, resume.dp)
     expected = case.facts["losses_after_save"][0]
-    # What is not restored is what the engine began with.
+    # After a partial load the rest is as the engine began, so the loss differs.
     if not partly(resume, case) and not abs(loss - expected) <= TOLERANCE[recipe.precision]:
         found.append(f"loss {loss}, not {expected}")
     if found:
@@ -147,7 +148,7 @@ ACROSS = [("0.7.7", "0.12.6"), ("0.7.7", "0.19.8"), ("0.10.3", "0.7.7"), ("0.10.
           ("0.18.2", "0.19.8"), ("0.19.8", "0.14.5"), ("0.19.8", "0.6.7"), ("0.6.7", "0.18.2")]
 
 
-# Of what 0.5.10 saves in bf16 it loads nothing itself: it has no _restore_from_fp16_weights. The other has no masters.
+# 0.5.10 cannot load its own bf16 checkpoints: it has no _restore_from_fp16_weights. The other has no masters.
 NOT_LOADED = ("ds0.5.10_z2_bf16_w2", "ds0.17.6_z1_bf16_grads32_w2")
 
 

@@ -1,9 +1,9 @@
 """DeepSpeed goes on training from resharded pipeline-, tensor- and expert-parallel checkpoints.
 
 Engines of the new numbers of ranks, which start from other weights, load what reshard wrote with no flag. Their
-masters and optimizer states must be those that were saved, bit for bit, and their next losses those of the run
-that was never interrupted, but for the order of sums over ranks.
-DSCKPT_CASES, a regular expression, restricts it to some cases.
+masters and optimizer states must be the saved ones, bit for bit. Their next losses must be those of the run
+that was never interrupted, but for the order of sums over ranks. DSCKPT_CASES, a regular expression, restricts
+it to some cases.
 """
 import dataclasses
 import json

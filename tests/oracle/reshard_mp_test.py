@@ -1,8 +1,8 @@
-"""What reshard writes of pipeline-, tensor- and expert-parallel checkpoints, against an independent rebuild.
+"""reshard's output for pipeline-, tensor- and expert-parallel checkpoints, against an independent rebuild.
 
 The live engines' tensors (expected/live.safetensors) are cut here by DeepSpeed's rules, with torch alone, and
-compared bit for bit with the shards; files that do not depend on the number of ranks must be the input's.
-That engines load the files is what reshard_mp_resume_test.py checks.
+compared bit for bit with the shards. Files that do not depend on the number of ranks must be the input's.
+reshard_mp_resume_test.py checks that engines load the files.
 """
 import os
 import pathlib

@@ -1,8 +1,8 @@
-"""What resume_check.py --reshard compares, and the checkpoints and sizes that it tries.
+"""The comparisons of resume_check.py --reshard, and its checkpoints and sizes.
 
-A running engine that has just loaded a checkpoint is held against the files that reshard read: every
-optimizer state and master is compared elsewhere; here are the counts of steps, hyper-parameters, loss
-scaler, scheduler, counters, client state, and what one rank alone holds of the optimizer's states.
+A running engine that has just loaded a checkpoint is held against the files that reshard read. Other tests
+compare every optimizer state and master. This one compares the counts of steps, hyper-parameters, loss scaler,
+scheduler, counters, client state, and the optimizer's states that one rank alone holds.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import itertools
 import make_checkpoints
 from native_checkpoint import NativeCheckpoint, differences, is_state
 
-# What a model file holds besides the client's state.
+# Keys of a model file besides the client's state.
 WRITTEN_BY_DEEPSPEED = {
     "module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "shared_params",
     "frozen_param_fragments", "lr_scheduler", "data_sampler", "random_ltd", "skipped_steps", "global_steps",
@@ -68,7 +68,7 @@ def compare_scalars(engine, stage, source: NativeCheckpoint) -> list:
 
 
 def compare_own_states(engine, stage, rank, world, source: NativeCheckpoint) -> list:
-    """What this rank alone holds: stage 3's parts, and Muon's momentum of whole parameters."""
+    """States that only this rank has: stage 3's parts, and Muon's momentum of whole parameters."""
     import torch
     inner, names = inner_optimizer(engine), {p: name for name, p in engine.module.named_parameters()}
     saved, wrong = source.tensors(), []
@@ -170,7 +170,7 @@ class Row:
 WORLDS = (1, 2, 3, 4, 5, 8)
 NO_GRADS = {"data_types": None}
 
-# What --quick resumes: a pairwise selection over stages, precisions, wrappers, optimizers and numbers of ranks.
+# The cases of --quick: a pairwise selection over stages, precisions, wrappers, optimizers and numbers of ranks.
 QUICK = {"z1_fp32_full_b120_w3": (5, ), "z1_bf16opt_full_b120_w4": (3, ), "z1_fp16_full_b120_w2": (3, ),
          "z2_bf16_full_b120_w3": (2, ), "z2_fp32_amsgrad_full_b120_w4": (1, ), "z3_fp32_full_b120_w2": (3, ),
          "z3_bf16_full_b120_w4": (5, ), "z3_fp16_full_b120_w3": (1, )}

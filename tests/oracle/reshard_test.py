@@ -1,7 +1,7 @@
-"""What reshard writes, taken apart with torch alone: every parameter, layout rule, object and round trip.
+"""reshard's output, taken apart with torch alone: every parameter, layout rule, object and round trip.
 
 native_checkpoint.py reads the files by DeepSpeed's own rules and knows nothing of the library.
-That engines load the files is what reshard_resume_test.py checks.
+reshard_resume_test.py checks that engines load the files.
 """
 import contextlib
 import io
@@ -15,7 +15,7 @@ import oracle
 import tools
 from native_checkpoint import NativeCheckpoint, differences, is_state, numel, round_up
 
-# What cannot be re-cut, and a word of the reason.
+# Checkpoints that cannot be resharded, and a word of the reason.
 REFUSED = {
     # DeepSpeed itself cannot resume these, and the second lacks hyper-parameters.
     "z3_fp32_adagrad_w2": "Adagrad",

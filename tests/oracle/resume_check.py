@@ -11,21 +11,21 @@ Run it with scripts/python, which knows where the makers of the test data are:
     resume_check.py testdata/checkpoints/z2_bf16_w4 --reshard --world 3             through reshard
     resume_check.py --reshard --matrix [--quick] [--only REGEX]                     the table of reshard_resume.py
 
-The engines start from other weights than the recorded run, so that only a real load can match; DeepSpeed's
-universal loader restores neither buffers nor frozen parameters, and --same-init gives the model those of
-the checkpoint, as a training script that builds its model from the same sources does.  After loading, the
-masters and optimizer states are read back and compared with what the live engine held when it saved, and
-two more steps are taken on the recorded batches.  The global batch stays as it was: micro-batches are at
-most as large as in the recorded run, and gradients are accumulated over as many as are needed.
+The engines start from other weights than the recorded run, so that only a real load can match. DeepSpeed's
+universal loader restores neither buffers nor frozen parameters. --same-init gives the model those of the
+checkpoint, as a training script that builds its model from the same sources does.  After loading, the masters
+and optimizer states are read back and compared with those of the live engine when it saved. Then two more steps
+are taken on the recorded batches.  The global batch stays as it was. Micro-batches are at most as large as in
+the recorded run, and gradients are accumulated over as many as are needed.
 
-The matrix converts every case with to-universal and with DeepSpeed's ds_to_universal, resumes both at
-several sizes, and requires that both resumes hold the same states and take the same losses, exactly.
-Where nothing but the size changed, the losses must also be those of the run that was never interrupted,
-within 1e-5 (fp32) or 5e-3 (16 bits).  Exit status: 0 when all of that holds.
+The matrix converts every case with to-universal and with DeepSpeed's ds_to_universal, and resumes both at
+several sizes. Both resumes must hold the same states and take the same losses, exactly. Where only the size
+changed, the losses must also be those of the run that was never interrupted. The limits are 1e-5 (fp32) and
+5e-3 (16 bits).  Exit status: 0 when all of that holds.
 
-What reshard writes is loaded like any checkpoint of that size, and by frameworks as they do it.  Then all
-that the files hold must be there again: every state, master, count of steps and hyper-parameter, the loss
-scaler, the scheduler, counters, client state, frozen parameters, buffers and the 16-bit weights; and the
+The output of reshard is loaded like any checkpoint of that size, and by frameworks as they do it.  Then all
+contents of the files must be there again: every state, master, count of steps and hyper-parameter, the loss
+scaler, the scheduler and counters. So must client state, frozen parameters, buffers and the 16-bit weights. The
 losses are those of the uninterrupted run within 1e-5 (fp32) or 2e-2 (16 bits: another order of sums).  The
 matrix makes those of its cases that testdata does not hold, in --cases or a scratch folder.
 
@@ -60,7 +60,7 @@ TIMEOUT = 900  # seconds; the machine may be busy with other things
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """What to load, and the size of the run that loads it."""
+    """The checkpoint to load, and the size of the run that loads it."""
     folder: pathlib.Path
     size: dict  # world, or pp, tp, dp and ep
     same_init: bool = False
@@ -198,7 +198,7 @@ def start_accelerate(resume: Resume, case, rank, port):
 
 
 def everywhere(lines: list) -> list:
-    """What any of the ranks has to say, once."""
+    """The lines of all ranks, each line once."""
     import torch
     said = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(said, lines)
@@ -261,8 +261,8 @@ def compare_whole(folder, live: dict, stage: int) -> dict:
 
 
 def compare_slices(folder, live: dict) -> dict:
-    """Model parallelism: the slices may be cut otherwise than when they were saved; then every element must
-    be one of the saved ones. (Zeros pad vocabularies.)"""
+    """Model parallelism: the slices may be cut otherwise than when they were saved. Then every element must be
+    one of the saved ones. (Zeros pad vocabularies.)"""
     import torch
     from safetensors.torch import load_file
     recorded, saved, different = load_file(folder / "expected" / "live.safetensors"), {}, []
@@ -490,8 +490,8 @@ MATRIX = [
     Row("z3_fp16_w2", ranks(1, 2, 3, 4)),
     Row("z3_fp32_w3", ranks(1, 2, 3, 4), fat=True),
     Row("z3_bf16_hpz_w4", ranks(1, 2, 3, 4)),
-    # At stage 3 all sub-groups get one and the same step, which torch's Adam then counts once for each of them:
-    # the second loss is off unless there is but one sub-group.
+    # At stage 3 all sub-groups get one and the same step, which torch's Adam then counts once for each of them.
+    # So the second loss is off unless there is but one sub-group.
     Row("z3_fp32_small_subgroups_w2", ranks(1, 3), zero=ONE_SUB_GROUP, fat=True),
     Row("z3_fp32_small_subgroups_w2", ranks(1), uninterrupted=False),
     Row("z3_fp32_persist_w2", ranks(4)),
@@ -505,7 +505,7 @@ MATRIX = [
     Row("z3_bf16_full_subgroups_w4", ranks(1, 2, 3, 4), uninterrupted=False, fat=True),
     Row("z3_fp32_tinygroup_w4", ranks(2, 3), uninterrupted=False),
     Row("z3_fp32_full_w8", ranks(4), uninterrupted=False),
-    # What DeepSpeed's converter does not convert, or converts wrongly
+    # DeepSpeed's converter refuses these, or converts them wrongly.
     Row("z1_fp32_zerodim_w2", ranks(1, 3), deepspeed=NOT_CONVERTED),
     Row("z2_bf16_zerodim_w2", ranks(3), deepspeed=NOT_CONVERTED),
     Row("z1_fp32_elastic_w2", ranks(1, 3), deepspeed=NOT_CONVERTED),
@@ -576,7 +576,7 @@ MATRIX = [
 
 
 def judge(row: Row, facts: dict, ours: dict, deepspeed: dict, fat: dict | None) -> list:
-    """What is wrong about a resume; nothing when it is as it should be."""
+    """The faults of a resume; none if it is right."""
     if row.refused:
         return [] if row.refused in ours.get("error", "") else [f"was not refused with {row.refused!r}"]
     for key in ("unconverted", "error"):
@@ -648,12 +648,12 @@ def refused_live(row: reshard_resume.Row, facts: dict) -> str:
     """Part of the message with which load_checkpoint() refuses what reshard takes."""
     if "_elastic_" in row.case:
         return "makes a checkpoint that DeepSpeed loads"
-    # Of classes that torch.load(weights_only=True) does not take either.
+    # The client state has classes that torch.load(weights_only=True) does not take either.
     return "add_safe_globals" if facts.get("client_state") else ""
 
 
 def judge_reshard(row: reshard_resume.Row, facts: dict, done, result: dict | None) -> list:
-    """What is wrong with a resume from what reshard wrote, or with its refusal; `done` None: of what was loaded live."""
+    """The faults of a resume from reshard's output, or of its refusal; `done` None: of a live load."""
     refused = (refused_live(row, facts) if done is None else "") or row.refused
     if done is None and refused:
         return [] if refused in result.get("error", "") else [f"was not refused for {refused!r}"]

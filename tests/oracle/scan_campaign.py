@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Draws pickles, zips and arrays from a grammar of opcodes, gadgets and forms, loads each in a child, and scans it:
-nothing that runs code, ends the child, or takes more than ten times the file's memory (and 64 MiB) may be harmless.
+"""Draws pickles, zips and arrays from a grammar of opcodes, gadgets and forms, loads each in a child, and scans
+it. A file may not be harmless if it runs code, ends the child, or takes more than ten times its memory (and 64
+MiB).
 
     scripts/python tests/oracle/scan_campaign.py --files 100000 --seed 1
 
-Loaders: pickle in C and in Python, pickles one after the other, numpy.load, and torch.load with weights_only=False where
-this Python has torch. A file is drawn anew from its number and the seed: --only NUMBER shows one again.
+Loaders: pickle in C and in Python, pickles one after the other, and numpy.load. Also torch.load with
+weights_only=False where this Python has torch. A file is drawn anew from its number and the seed: --only NUMBER
+shows one again.
 """
 import argparse
 import collections

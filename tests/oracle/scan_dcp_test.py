@@ -15,7 +15,7 @@ MARKER = "dsckpt-dcp-payload-ran"
 
 
 class Payload:
-    """What leaves a marker if it is loaded."""
+    """An object that leaves a marker if it is loaded."""
 
     def __reduce__(self):
         return os.system, ("touch " + MARKER,)

@@ -1,5 +1,5 @@
-"""ckpt-inspect scan of what torch, transformers and picklers of their objects write: it is harmless, and what torch reads
-of a file with two directories is what the scan takes."""
+"""ckpt-inspect scan of files that torch, transformers and picklers of their objects write. They are harmless.
+The scan of a file with two directories takes the one that torch reads."""
 import argparse
 import collections
 import pathlib

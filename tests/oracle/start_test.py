@@ -1,5 +1,5 @@
-"""DeepSpeed trains from weights: through the universal checkpoint and through the native shards made of them,
-with the very masters and losses of an engine whose model had the weights from the beginning.
+"""DeepSpeed trains from weights: through the universal checkpoint and through the native shards made of them.
+It has the very masters and losses of an engine whose model had the weights from the beginning.
 """
 import itertools
 import json
@@ -20,14 +20,14 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run(folder, world, **options):
-    """What the first of `world` ranks found."""
+def run(folder, world, worker=WORKER, **options):
+    """The findings of the first of `world` ranks of `worker`."""
     options = {"stage": 1, "bf16": False, "warmup": False, "groups": 2, "like_steps": 2,
                "starts": ["alone", "told", "native"], **options, "folder": str(folder),
                "found": str(folder / "found.json")}
     (folder / "options.json").write_text(json.dumps(options))
     port = str(free_port())
-    ranks = [subprocess.Popen([sys.executable, str(WORKER), str(folder / "options.json")], text=True,
+    ranks = [subprocess.Popen([sys.executable, str(worker), str(folder / "options.json")], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               env={**os.environ, "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1",
                                    "MASTER_PORT": port, "WORLD_SIZE": str(world), "RANK": str(rank),
@@ -56,7 +56,7 @@ class StartTest(unittest.TestCase):
     def test_every_stage_starts_at_every_number_of_ranks(self):
         for stage, world in itertools.product((1, 2, 3), (1, 2)):
             # Stage 3 loads one step count and the first group's hyper-parameters for all sub-groups of a
-            # universal checkpoint, which torch's AdamW of two groups cannot use.
+            # universal checkpoint. torch's AdamW of two groups cannot use that.
             self.check(world, stage=stage, groups=1 if stage == 3 else 2)
 
     def test_two_groups_start_at_stage_3_from_native_shards(self):

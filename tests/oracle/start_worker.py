@@ -2,9 +2,9 @@
 
     start_worker.py OPTIONS.json
 
-A run like the one that is to start is saved, the tools convert the weights, and engines that load what they
-wrote are held against one whose model had the weights from the beginning: masters, buffers and losses.
-The first rank writes what it found to OPTIONS["found"].
+A run like the one that is to start is saved, and the tools convert the weights. Engines that load the results
+are held against one whose model had the weights from the beginning: masters, buffers and losses. The first rank
+writes what it found to OPTIONS["found"].
 """
 import json
 import os
@@ -157,5 +157,3 @@ if __name__ == "__main__":
     deepspeed.init_distributed(dist_backend="gloo")
     Run(json.loads(pathlib.Path(sys.argv[1]).read_text())).run()
     dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # threads of gloo that are still at work when the interpreter ends may abort it

@@ -1,5 +1,5 @@
-"""DeepSpeed goes on training from what ckpt-pack strip leaves, bit for bit as from the folder that was stripped,
-and refuses what has the weights alone.
+"""DeepSpeed goes on training from the output of ckpt-pack strip, bit for bit as from the folder that was
+stripped. It refuses one that has the weights alone.
 """
 import os
 import pathlib
@@ -13,7 +13,7 @@ import torch
 
 import resume_check
 
-# Of each layout that keeps its tensors elsewhere.
+# A case of each layout that keeps its tensors elsewhere.
 CASES = ["z0_bf16_w2", "z1_bf16opt_full_w3", "z2_bf16_full_b120_w3", "z3_fp32_full_w2"]
 
 

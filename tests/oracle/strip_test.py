@@ -91,7 +91,7 @@ class StripTest(OracleTest):
         return output / case.facts["tag"]
 
     def assert_same_files_beside(self, case, output):
-        """What is no archive of the tag is copied byte for byte."""
+        """Files that are no archive of the tag are copied byte for byte."""
         for path in sorted(case.load_dir.rglob("*")):
             name = path.relative_to(case.load_dir)
             in_tag = name.parts[0] == case.facts["tag"]
@@ -115,7 +115,7 @@ class WeightsTest(StripTest):
                 done = run_tool("ckpt-pack", "strip", case.load_dir, folder / "stripped", "--keep", "weights", "--tag",
                                 case.facts["tag"])
                 if before.returncode != 0:
-                    # Whoever cannot get at the weights now must not throw away what may help.
+                    # A user who cannot get at the weights now must not throw away files that may help.
                     self.assertEqual(done.returncode, before.returncode, done.stderr)
                     self.assertFalse((folder / "stripped").exists())
                     continue
@@ -149,7 +149,7 @@ class WeightsTest(StripTest):
             self.assertLessEqual((left["shared_params"] or {}).items(), told.items())
             left["shared_params"] = told
         comparison = Stripped(self)
-        # Of other objects, since it was replaced in one of them.
+        # Sums of other objects, since it was replaced in one of them.
         comparison.check({**left, "shared_params": None}, {**right, "shared_params": None})
         expected = []
         for path, tensor in self.tensors_of(left):
@@ -383,7 +383,7 @@ class ResumeTest(StripTest):
         self.assertEqual(found["storage"][0].untyped_storage().nbytes(), 8000)
         summary = run_tool("ckpt-inspect", folder / "out", "--json", "--tag", case.facts["tag"])
         kinds = {each["kind"]: each["bytes"] for each in json.loads(summary.stdout)["data"]["kinds"]}
-        # Of the storage that is saved itself, too.
+        # The storage that is saved itself has it, too.
         self.assertEqual(kinds["unreachable"], 8000 - 8)
 
     def test_records_that_nothing_refers_to_go(self):

@@ -1,4 +1,4 @@
-"""TorchArchiveWriter::import() copies what torch.save(torch.load(file)) would: equal objects of the
+"""TorchArchiveWriter::import() makes the same copy as torch.save(torch.load(file)). It has equal objects of the
 same types with the same sharing, of every shard in testdata and of objects made to be difficult.
 
 Environment: DSCKPT_BIN is the folder of copy_torch_archive, DSCKPT_TESTDATA that of the shards.

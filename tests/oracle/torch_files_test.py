@@ -21,7 +21,8 @@ import torch
 import torch_files as files
 
 DATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
-# Of a scripted module; of a conjugate, which is refused; and of types that torch itself does not load in its old form.
+# Files of a scripted module, of a conjugate, which is refused, and of types that torch itself does not load in
+# its old form.
 OTHERS = ["formats/torchscript.pt", "formats/conjugate.pt", "formats/rich_legacy.pt"]
 FLOATS = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
@@ -59,8 +60,9 @@ def records(path):
 
 
 def opcodes(data):
-    """Those of a pickle, and texts where it fetches them from the memo: which equal ones are one object depends on what
-    else a process has interned. What sets hold is sorted, for each process has an order of its own."""
+    """The strings of a pickle, and texts where it fetches them from the memo. The equal ones that are one
+    object depend on what else a process has interned. The members of sets are sorted, for each process has an
+    order of its own."""
     found, memo = [], {}
     for opcode, argument, _ in pickletools.genops(data):
         if "PUT" in opcode.name:
@@ -116,6 +118,8 @@ class TorchFilesTest(unittest.TestCase):
             elif isinstance(theirs, (list, tuple, collections.deque)):
                 for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
                     self.compare_values(one, other, f"{where}[{at}]")
+            elif isinstance(theirs, (set, frozenset)):  # of text: equal ones need not have one order
+                self.assertEqual(ours, theirs, where)
             elif isinstance(theirs, files.Reduced):
                 self.assertEqual(ours.call, theirs.call, where)
             elif isinstance(theirs, (files.StandIn, argparse.Namespace)):
@@ -178,7 +182,7 @@ class TorchFilesTest(unittest.TestCase):
                 self.compare(files.load(ours), load(path))
 
     def values(self, t):
-        """Of `t`, torch or this module: one value of every kind that tests save."""
+        """The values of `t`, torch or this module: one of every kind that tests save."""
         is_torch = t is torch
         tensor = (lambda values, dtype: torch.tensor(values, dtype=getattr(torch, dtype))) if is_torch else t.tensor
         parameter = torch.nn.Parameter if is_torch else t.Parameter

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""What each release of torch writes, read by the tools: torch.save in both serialisations, every element type, views,
-subclasses and whole optimizers; folders of torch.distributed.checkpoint by 1 to 4 ranks, nested, flattened, with
-frozen parameters and ranks without elements.
+"""Files of each release of torch, read by the tools. torch.save has both serialisations, every element type,
+views, subclasses and whole optimizers. Folders of torch.distributed.checkpoint are by 1 to 4 ranks, nested,
+flattened, with frozen parameters and ranks without elements.
 
     scripts/python tests/oracle/torch_releases.py                          the torch of this Python
     scripts/python tests/oracle/torch_releases.py 2.3.1 2.9.1 2.15.0       these, each in an environment of its own
+    scripts/python tests/oracle/torch_releases.py 1.6.0@python3.8          of another Python, 3.6 or newer
     python tests/oracle/torch_releases.py --write FOLDER                   what a release writes; needs torch alone
 
 Each value that comes out must have the type, shape and bits that the release itself held; `verify` and `scan` find
-nothing. What pickles name, and how the zips are made, is printed for each release, so that a new one is seen.
+nothing. The names in pickles and the details of zips are printed for each release, so that a new one is seen.
+Releases before 2.3 write files of torch.save only. The writing half runs in any Python since 3.6.
 """
 import argparse
 import collections
+import ctypes
 import hashlib
 import io
 import json
@@ -22,7 +25,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import venv
 import zipfile
 
 TYPES = ("float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128 complex32 "
@@ -33,13 +35,25 @@ WORLDS = (1, 2, 3, 4)
 # ---- with the release's own torch
 
 
+def bytes_of(tensor):
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()) if tensor.numel() else b""
+
+
 def digest(tensor):
-    import torch
     tensor = tensor.detach().contiguous()
-    data = bytes(tensor.untyped_storage())[:tensor.numel() * tensor.element_size()] if tensor.numel() else b""
-    if tensor.storage_offset():
-        data = bytes(tensor.clone().untyped_storage())
-    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), hashlib.sha256(data).hexdigest()]
+    return [str(tensor.dtype).replace("torch.", ""), list(tensor.shape), hashlib.sha256(bytes_of(tensor)).hexdigest()]
+
+
+def tensor_of_bits(dtype, size):
+    """Element types that a release has by name only give None."""
+    import torch
+    try:
+        tensor = torch.zeros(3, size // 3 // torch.zeros(1, dtype=dtype).element_size(), dtype=dtype)
+    except RuntimeError:
+        return None
+    bits = bytes([0, 1] * (size // 2) if dtype == torch.bool else range(size))
+    ctypes.memmove(tensor.data_ptr(), bits, size)
+    return tensor
 
 
 def digests(tensors):
@@ -61,10 +75,9 @@ def write_files(folder, truth):
     torch.manual_seed(3)
     types = {}
     for name in TYPES:
-        dtype = getattr(torch, name, None)
-        if dtype is not None:
-            bits = torch.tensor([0, 1] * 24 if name == "bool" else list(range(48)), dtype=torch.uint8)
-            types[f"of.{name}"] = bits.view(dtype).view(3, -1)
+        tensor = tensor_of_bits(getattr(torch, name), 48) if hasattr(torch, name) else None
+        if tensor is not None:
+            types[f"of.{name}"] = tensor
     base = torch.arange(60, dtype=torch.float32).view(6, 10)
     views = {"base": base, "rows": base[2:4], "columns": base[:, 3:5], "turned": base.t(), "every": base[::2, 1::3],
              "one": base[3, 4], "none": torch.zeros(3, 0), "scalar": torch.tensor(2.5), "alone": base[5].clone()}
@@ -131,7 +144,8 @@ def write(folder):
     import torch.multiprocessing as mp
     truth = {}
     write_files(folder, truth)
-    for world in WORLDS:
+    has_dcp = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 3)
+    for world in WORLDS if has_dcp else ():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -196,7 +210,7 @@ def tool(*arguments):
 
 
 def judge(folder):
-    """What is wrong, a line each; and what the pickles and zips are made of."""
+    """The faults, a line each, and the details of the pickles and zips."""
     import torch
     facts = json.loads((folder / "truth.json").read_text())
     wrong, names, details = [], set(), set()
@@ -237,8 +251,9 @@ def config(folder):
 
 def write_with(release, folder):
     """Makes an environment with that release, for as long as it writes."""
+    release, _, other = release.partition("@")
     environment = folder / "environment"
-    venv.create(environment, with_pip=True)
+    subprocess.run([other or sys.executable, "-m", "venv", environment], check=True)
     python = environment / "bin" / "python"
     is_old = [int(number) for number in release.split(".")[:2]] < [2, 4]
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-cache-dir", "numpy<2" if is_old else "numpy",

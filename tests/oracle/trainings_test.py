@@ -35,7 +35,7 @@ def small_model():
 
 
 def states_of(model, optimizer):
-    """Of each parameter by its name, from the live optimizer."""
+    """The states of each parameter by its name, from the live optimizer."""
     return {key: {name: optimizer.state[param][key].clone() for name, param in model.named_parameters()
                   if param in optimizer.state} for key in KEYS}
 
@@ -153,7 +153,7 @@ class TrainingsTest(OracleTest):
                 for param in params.values():
                     param.grad = torch.zeros_like(param)
                 optimizer.step()
-                # What is read of it again has the names, whatever the order of the weights.
+                # A second reading of it has the names, whatever the order of the weights.
                 again = scratch / "again"
                 self.converted("zero-to-fp32", out / "optimizer.pt", again, "--states", "--safe_serialization")
                 for file in (out / "optimizer_states").iterdir():
@@ -220,7 +220,7 @@ class TrainingsTest(OracleTest):
                                "--model", name)
 
     def test_files_of_a_number_are_their_own_models(self):
-        """Of the second model two files and no index: they are not the first one's, which lies beside them."""
+        """The second model has two files and no index. They are not the first one's, which lies beside them."""
         saved, pairs = self.folder / "saved", [self.trained(seed) for seed in (1, 2)]
         saved.mkdir()
         state = pairs[1][0].state_dict()

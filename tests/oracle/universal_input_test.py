@@ -10,7 +10,7 @@ import oracle
 import tools
 from universal_test import DEEPSPEED_FAILS, is_round_robin, run_deepspeed
 
-# Of DeepSpeed's converter, which is slow: one case for each trait.
+# DeepSpeed's converter is slow: it gets one case for each trait.
 DEEPSPEEDS_CASES = {
     "hf_trainer_gpt2_z2_bf16_w2", "hf_trainer_llama_z3_bf16_w2", "z1_bf16_full_w2", "z1_bf16opt_full_w3",
     "z1_fp32_full_w4", "z1_fp32_tinygroup_w4", "z2_bf16_full_w8", "z2_bf16_legacyserial_w2", "z2_bf16_paramalign_w2",

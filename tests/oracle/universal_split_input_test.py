@@ -8,7 +8,7 @@ from model_parallel_truth import aliases, model_parallel_truth
 from safetensors.torch import load_file
 from universal_test import run_deepspeed
 
-# Of DeepSpeed's converter, which is slow: one case for each kind of parallelism.
+# DeepSpeed's converter is slow: it gets one case for each kind of parallelism.
 DEEPSPEEDS_CASES = {"autoep2_dp4_z2_fp32", "autoep2_dp4_z3_fp32", "autotp2_dp1_z1_uneven", "autotp2_dp2_z3_bf16",
                     "moe_ep1_dp2_z1_bf16", "mpu_tp2_dp2_z1_fp32", "pp2_dp2_z1_fp32", "pp2_tp2_dp2_z1_fp32"}
 

@@ -36,7 +36,7 @@ from model_parallel_truth import local_name, model_files, model_parallel_truth, 
 OPTIMIZER_STATE = "zero/optimizer_state.pt"
 ADAM = ("exp_avg", "exp_avg_sq")
 
-# What DeepSpeed's converter says to the data-parallel checkpoints that it cannot convert. For the model-parallel ones
+# The errors of DeepSpeed's converter for data-parallel checkpoints that it cannot convert. For the model-parallel ones
 # case.json has it.
 DEEPSPEED_FAILS = {
     r"^z0_": "can't find *_optim_states.pt",

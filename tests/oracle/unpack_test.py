@@ -22,7 +22,7 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.com
 
 
 def random_tensor(dtype, count, generator):
-    """Of random bytes, but for the types that have uneven ones in practice."""
+    """Tensors of random bytes, but for the types that have uneven ones in practice."""
     if dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         return torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
     if dtype == torch.bool:

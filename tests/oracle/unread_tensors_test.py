@@ -122,7 +122,7 @@ class UnreadTensorsTest(OracleTest):
             self.assertIn("layer.odd: is a tensor of a kind that is not read", done.stderr)
 
     def test_tensors_in_containers_are_read(self):
-        """What a call makes of tensors is not read; what is merely kept in collections is."""
+        """The results of calls on tensors are not read; tensors in plain collections are."""
         import collections
         path = self.folder / "nested.bin"
         torch.save({"a": collections.OrderedDict(b=torch.ones(2)), "c": [torch.zeros(1)],

@@ -19,7 +19,7 @@ def save_16bit_model(folder):
 
 
 def plain_module(folder):
-    """What an engine without an optimizer saves, such as one for inference."""
+    """Checkpoints of an engine without an optimizer, such as one for inference."""
     (folder / "global_step3").mkdir(parents=True)
     (folder / "latest").write_text("global_step3")
     torch.save({"module": STATE, "buffer_names": ["steps"], "optimizer": None, "param_shapes": None},

@@ -1,5 +1,5 @@
-// Many runs, one after the other and at once, on more threads than there are cores: what a
-// scheduler that loses or doubles a task, or a race between workers, would break.
+// Many runs, one after the other and at once, on more threads than there are cores. A scheduler
+// that loses or doubles a task, or a race between workers, would break them.
 #include <gtest/gtest.h>
 
 #include <string>

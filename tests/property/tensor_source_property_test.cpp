@@ -16,7 +16,7 @@ namespace dsckpt {
 namespace {
 
 // Where an element comes from. The bytes of a file are all different in this sense, so no content
-// is needed. Zeros come from nowhere: file and offset are 0 and stored is result. Of a mean or
+// is needed. Zeros come from nowhere: file and offset are 0 and stored is result. For a mean or
 // same, file and offset are the first place's, `more` the others.
 struct Origin {
   FileId file;
@@ -59,7 +59,7 @@ struct Pair {
   Naive naive;
 };
 
-// What an expression may still hold.
+// The kinds of nodes that an expression may still get.
 struct May {
   bool cast;
   bool combine;
@@ -241,8 +241,8 @@ class Generator {
             {dtype, shape, {begin, begin + numel(shape)}}};
   }
 
-  // What tensor parallelism cuts along an inner dimension: every slice in fragments, at times in
-  // rows that lie apart, and at times cast.
+  // A cut along an inner dimension, as tensor parallelism makes it: every slice in fragments, at
+  // times in rows that lie apart, and at times cast.
   Pair cat_of_slices(DType dtype, const Shape& shape, May may) {
     const bool casts = may.cast && pick(0, 3) == 0;
     const DType stored_as = casts ? types()[pick_index(4)] : dtype;

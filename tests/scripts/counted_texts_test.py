@@ -6,7 +6,7 @@ import unittest
 
 ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
 PLURAL = r"(?:[a-z][\w-]* ){0,2}[A-Za-z][\w-]*s\b"
-# What ends in an s and is no noun.
+# Words that end in an s and are not nouns.
 VERBS = {"adds", "as", "begins", "differs", "does", "ends", "exists", "fails", "gives", "has", "holds", "is", "its",
          "makes", "names", "needs", "reads", "runs", "says", "stands", "starts", "takes", "than", "this", "was",
          "whose"}

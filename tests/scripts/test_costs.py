@@ -8,6 +8,7 @@ import collections
 import datetime
 import pathlib
 import re
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TREES = {"release": "release", "asan": "sanitizers"}
@@ -38,7 +39,7 @@ def rows(title, seconds_of):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--machine", default="2 cores", help="what it ran on")
+    parser.add_argument("--machine", default="2 cores", help="what it ran on, and how many tests at a time")
     options = parser.parse_args()
     found = {tree: costs(tree) for tree in TREES}
     kinds = collections.defaultdict(lambda: [0.0] * len(TREES))
@@ -49,8 +50,8 @@ def main():
     long = {name for tree in TREES for name, seconds in found[tree].items() if seconds >= ALL_BELOW}
     text = [
         "# What the tests cost", "",
-        f"Seconds of each test of `scripts/test --all`, two at a time on {options.machine}, "
-        f"{datetime.date.today().isoformat()}.", "Written by `tests/scripts/test_costs.py`.", "",
+        textwrap.fill(f"Seconds of each test of `scripts/test --all`, {datetime.date.today().isoformat()}, on "
+                      f"{options.machine}.", 118), "", "`tests/scripts/test_costs.py` writes this page.", "",
         *rows("kind", sorted(kinds.items(), key=lambda each: -sum(each[1]))), "",
         f"Tests of {ALL_BELOW:.0f} s and more:", "",
         *rows("test", sorted(((name, [found[tree].get(name) for tree in TREES]) for name in long),

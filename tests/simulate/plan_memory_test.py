@@ -1,5 +1,5 @@
-"""What a plan takes in memory grows with tensors times ranks, by few bytes for each of them: so the plans
-of models that no test machine holds fit one."""
+"""A plan's memory grows with tensors times ranks, by few bytes for each of them. So a test machine can plan
+models that it cannot hold."""
 import os
 import pathlib
 import statistics

@@ -7,9 +7,9 @@
     scripts/simulate write FOLDER --model deepseek-v3 --stage 3 --dp 64 --lora 16
     scripts/simulate table --models llama-70b bloom-176b --stages 1 3 --out tests/bench/runs/NAME
 
-All tensors are zeros, and the zeros are holes; names, shapes, partitions, paddings, slice mappings and
-checksums are those that DeepSpeed and torch would have written for tensors of these sizes. So whatever
-works on the metadata of a checkpoint can be tried at full size: conversions with --dry-run, ckpt-inspect.
+All tensors are zeros, and the zeros are holes. Names, shapes, partitions, paddings, slice mappings and
+checksums are those that DeepSpeed and torch would have written for tensors of these sizes. So whatever works on
+the metadata of a checkpoint can be tried at full size: conversions with --dry-run, ckpt-inspect.
 
 With --tp or --pp it is a pipeline of BF16_Optimizer (stage 1), else data parallelism alone. Models with
 experts are of DeepSpeed's own MoE layers, at stage 3 of AutoEP, and --ep ranks share the experts. Stage 0

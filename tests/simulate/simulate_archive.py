@@ -115,7 +115,7 @@ def crc_product(a, b):
 
 @functools.lru_cache(maxsize=None)
 def crc_factor(count):
-    """What `count` zero bytes multiply the register by: each of them by x to the power of 8."""
+    """The factor of `count` zero bytes for the register: each of them is x to the power of 8."""
     power, square = 1 << 31, 1 << 23
     while count:
         if count & 1:

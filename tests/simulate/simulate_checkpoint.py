@@ -108,7 +108,7 @@ class Writer:
         self.groups = grouped(self.shapes, self.dp)
 
     def names(self):
-        """Of all parameters, in the order of the model."""
+        """The names of all parameters, in the order of the model."""
         return list(self.shapes)
 
     def write_files(self):

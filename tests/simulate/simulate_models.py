@@ -58,7 +58,7 @@ class Module(typing.NamedTuple):
     path: str  # and elsewhere
     params: list  # of (name, shape, how it is shared)
     counts: bool = True  # where a pipeline is cut: every stage gets as many of these
-    # Of one expert: (name, shape). All experts come behind the parameter with index experts_at - 1.
+    # The tensors of one expert: (name, shape). All experts come behind the parameter with index experts_at - 1.
     expert: list = ()
     experts_at: int = 0
 
@@ -160,7 +160,8 @@ def modules_of(model, vocab=None):
 
 
 def shapes_of(modules, experts=0):
-    """All parameters that no pipeline cuts, in the order of the model. Of each layer of experts the first `experts`."""
+    """All parameters that no pipeline cuts, in the order of the model. The first `experts` of each layer of
+    experts."""
     shapes = {}
     for module in modules:
         params = [(module.path + name, shape) for name, shape, _ in module.params]

@@ -38,7 +38,7 @@ class MoeWriter(Writer):
         return groups
 
     def expert_groups(self):
-        """Of the rank's own experts."""
+        """The tensors of the rank's own experts."""
         members = [{}]
         size = 0
         for name, shape in self.shapes.items():

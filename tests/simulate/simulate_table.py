@@ -1,8 +1,8 @@
-"""What planning takes, measured on simulated checkpoints: time, memory and files of every tool, as a table.
+"""Time, memory and files of every tool's planning, measured on simulated checkpoints, as a table.
 
 Planning is all that a tool does before it copies: converters are run with --dry-run. Nothing of this reads
-tensors, so it says nothing of the time to copy them. For that bench.py has smaller checkpoints with values;
-with memory for the output one can also copy a simulated one of four ranks by hand:
+tensors, so it says nothing of the time to copy them. bench.py has smaller checkpoints with values for that.
+With memory for the output one can also copy a simulated one of four ranks by hand:
 
     scripts/simulate write build/simulated --model llama-8b --stage 2 --dp 4
     build/release/bin/zero-to-fp32 build/simulated build/weights --dtype bfloat16
@@ -138,15 +138,16 @@ class Table:
 
 
 def reason(error, checkpoint):
-    """Of a message of measure(): what the tool said, or how it ended."""
+    """The result in a message of measure(): the tool's text, or its end."""
     first, *said = error.splitlines()
     if not said:
         return first.removeprefix("timeout ").rstrip(":")
-    return said[-1].partition(": error: ")[2].replace(f"{checkpoint}/", "") or said[-1]
+    errors = [line.partition(": error: ")[2] for line in said if ": error: " in line]
+    return errors[-1].replace(f"{checkpoint}/", "") if errors else said[-1]
 
 
 def planned(command):
-    """What would be written, in a run of its own; nothing of a tool that refuses."""
+    """The bytes that would be written, by a run of its own; none for a tool that refuses."""
     done = subprocess.run([*command, "--json"], capture_output=True, text=True)
     if done.returncode != 0:
         return {}

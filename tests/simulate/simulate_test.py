@@ -1,5 +1,5 @@
-"""Simulated checkpoints are real ones: they have the form of the test data, torch loads their files, DeepSpeed's
-converters and ours make the same of them; and they take no room on the disk."""
+"""Simulated checkpoints are real ones. They have the form of the test data, torch loads their files, and
+DeepSpeed's converters and ours give the same results. They take no room on the disk."""
 import argparse
 import contextlib
 import importlib.util
@@ -33,7 +33,7 @@ BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 torch.set_num_threads(1)
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 
-# What DeepSpeed makes of checkpoints, in one process, since importing it takes most of the time. Arguments: a
+# DeepSpeed's conversions of checkpoints, in one process, since its import takes most of the time. Arguments: a
 # universal checkpoint's folder or none, the checkpoint, and where to write what zero_to_fp32 has of it, or none.
 DEEPSPEED = """
 import argparse, sys, torch
@@ -82,7 +82,7 @@ def load(path):
 
 
 def plain(value):
-    """Of what torch.load gave, all but identities; and every tensor with its elements."""
+    """A value from torch.load without identities, and with the elements of every tensor."""
     if isinstance(value, torch.Tensor):
         return ("tensor", value.dtype, tuple(value.shape), value.tolist())
     if isinstance(value, dict):
@@ -199,7 +199,7 @@ CHECKPOINTS = {
     "lora3_experts": Checkpoint({"model": "tiny-moe", "stage": 3, "dp": 4, "lora": 2},
                                 "checkpoints/z3_bf16_full_w6")}
 
-# What is up to the program: some have a scheduler, or say something of their own.
+# Keys that depend on the program: some have a scheduler, or add their own.
 CLIENT_KEYS = {"iteration", "client_note", "universal_checkpoint_info", "lr_scheduler"}
 
 
@@ -390,10 +390,10 @@ def kind_of(path):
 
 
 class Partitions(unittest.TestCase):
-    """What the parameters of real checkpoints are cut into, against what is in these."""
+    """The slices of parameters in real checkpoints, against those in simulated ones."""
 
     def real_ranks(self, case):
-        """Of each rank: its number, all ranks' count, its param_shapes, and its optimizer."""
+        """For each rank: its number, the count of ranks, its param_shapes, and its optimizer."""
         tag, = (ROOT / "testdata" / case / "ckpt").glob("global_step*")
         ranks = sorted((int(re.search(r"rank_(\d+)", path.name)[1]), path) for path in tag.glob("*optim_states.pt"))
         for rank, path in ranks:
@@ -510,7 +510,7 @@ class Tables(Case):
             self.assertGreater(tool["median_seconds"], 0)
             self.assertGreater(tool["peak_rss"], tool["peak_anonymous_rss"])
         self.assertRegex(rows["tiny-moe dp 4 ep 2 stage 0", ""]["tools"]["reshard"]["error"],
-                         "^global_step1000: is not of")
+                         "^global_step1000: has experts and no ZeRO: ")
 
     def test_what_was_measured_before_is_kept(self):
         self.measured(models=("tiny-llama",), runs=1)

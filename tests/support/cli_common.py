@@ -1,7 +1,7 @@
-"""What the command-line tests share: scratch copies of test checkpoints, and what must hold after every refusal.
+"""Common parts of the command-line tests: scratch copies of test checkpoints, and the checks after every refusal.
 
-The tests in tests/cli need Python alone, and NumPy where they look at values (torch_files.py). What needs torch is in
-tests/oracle.
+The tests in tests/cli need only Python, and NumPy if they look at values (torch_files.py). Tests that need torch are
+in tests/oracle.
 """
 import contextlib
 import hashlib
@@ -23,7 +23,7 @@ from tools import run_tool
 
 
 def record_extent(path, name):
-    """Where the bytes of a zip's record lie in the file: offset, size. `name` is without the top folder."""
+    """The position of a zip record's bytes in the file: offset, size. `name` is without the top folder."""
     with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
         entry = next(e for e in archive.infolist() if e.filename.split("/", 1)[1] == name)
         file.seek(entry.header_offset + 26)
@@ -32,7 +32,7 @@ def record_extent(path, name):
 
 
 def replace_record(path, name, data):
-    """Writes the zip anew with other bytes, and their right checksum, in one record."""
+    """Writes the zip again with other bytes in one record, and their correct checksum."""
     with zipfile.ZipFile(path) as archive:
         records = [(e.filename, archive.read(e)) for e in archive.infolist()]
     with zipfile.ZipFile(path, "w") as archive:
@@ -49,7 +49,7 @@ def flip(path, offset, mask=0x10):
 
 
 def set_step(folder, step):
-    """Has the files below `folder` say that so many steps were made; with None, those of models say nothing."""
+    """Sets the number of steps in the files below `folder`. With None, model files have no number."""
     import torch_files  # and NumPy
     for path in pathlib.Path(folder).rglob("*model_states.pt"):
         with torch_files.edited(path) as state:
@@ -67,12 +67,12 @@ def set_step(folder, step):
 
 
 def memory_limit(size):
-    """The option that says how much memory a tool may have. Sanitized ones reserve terabytes, and are given none."""
+    """The option that limits a tool's memory. Sanitized tools reserve terabytes, so they get no limit."""
     return [] if "DSCKPT_SANITIZED" in os.environ else [f"--max-memory={size}"]
 
 
 def snapshot(folder):
-    """Everything that can be seen of a folder: paths, modes, times, links and contents."""
+    """Everything visible about a folder: paths, modes, times, links and contents."""
     seen = {}
     for path in sorted(pathlib.Path(folder).rglob("*")):
         info = path.lstat()
@@ -84,18 +84,18 @@ def snapshot(folder):
     return seen
 
 
-# How the folders begin that runs write into.
+# The beginning of the names of folders that runs write into.
 STAGING = ".dsckpt-staging-"
 
 
 def tree(folder):
-    """path -> bytes, or None of folders."""
+    """path -> bytes, or None for folders."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
             for path in folder.rglob("*")}
 
 
 def fill_place(folder, source, before):
-    """Makes `folder` with a link `in` to `source` and a folder `place` with the texts `before`, by path."""
+    """Makes `folder` with a link `in` to `source`, and a folder `place` with the texts `before`, by path."""
     folder.mkdir()
     (folder / "in").symlink_to(source)
     (folder / "place").mkdir()
@@ -133,12 +133,12 @@ class Scratch:
 
     @contextlib.contextmanager
     def optimizer(self, rank):
-        import torch_files  # and NumPy, where shards are edited
+        import torch_files  # and NumPy, if shards are edited
         with torch_files.edited(self.optim(rank)) as state:
             yield state["optimizer_state_dict"]
 
 
-# On a disk: TMPDIR may be in memory, where nothing is written directly.
+# This is on a disk: TMPDIR may be in memory, which has no direct I/O.
 DISK = pathlib.Path(os.environ["DSCKPT_BIN"]).resolve().parent / "tmp"
 
 
@@ -147,7 +147,8 @@ class CliTest(unittest.TestCase):
     on_disk = False
 
     def run(self, result=None):
-        """Once more where it has failed and a status was lost: `without_lost_race` cannot tell which error it was of."""
+        """Runs a failed test again if a status was lost: `without_lost_race` cannot tell to which error it
+        belonged."""
         failures, errors = len(result.failures), len(result.errors)
         before = lost_race.seen
         super().run(result)
@@ -158,7 +159,7 @@ class CliTest(unittest.TestCase):
         return result
 
     def setUp(self):
-        # A folder of its own for what the test leaves and one for what the tool might.
+        # The test's leftovers and the tool's possible ones get separate folders.
         holder = tempfile.TemporaryDirectory(prefix="dsckpt-cli-", dir=DISK if self.on_disk and DISK.is_dir() else None)
         self.addCleanup(holder.cleanup)
         self.root = pathlib.Path(holder.name).resolve()
@@ -171,15 +172,16 @@ class CliTest(unittest.TestCase):
         return Scratch(tools.case_named(name), self.new_path("ckpt"))
 
     def with_fault(self, **fault):
-        """The environment of a tool one of whose calls fails: support/fail_call.cpp's FAIL_CALL is `call`, and so on."""
+        """The environment of a tool in which a call fails. `call` sets FAIL_CALL of support/fail_call.cpp, and so
+        on."""
         shim = pathlib.Path(os.environ["DSCKPT_BIN"]).parent / "lib" / "libfail_call.so"
-        if not shim.exists():  # sanitizers want to be loaded first
+        if not shim.exists():  # sanitizers must be loaded first
             self.skipTest("this build has no support/fail_call.cpp")
         fault = {f"FAIL_{key.upper()}": str(value) for key, value in fault.items()}
         return {**self.environment, "LD_PRELOAD": str(shim), **fault}
 
     def calls_made(self, path):
-        """How often each kind of call was made, of the file that `counts` named."""
+        """The number of calls of each kind, from the file that `counts` named."""
         return {kind: int(count) for kind, count in map(str.split, path.read_text().splitlines())}
 
     def new_path(self, name="out"):
@@ -196,14 +198,14 @@ class CliTest(unittest.TestCase):
         return self.tool("zero-to-fp32", *arguments, **options)
 
     def convert(self, source, *arguments, **options):
-        """A run that must succeed: the output folder."""
+        """Runs a conversion that must succeed. Returns the output folder."""
         output = self.new_path()
         done = self.zero_to_fp32(source, output, *arguments, **options)
         self.assertEqual(done.returncode, 0, done.stderr)
         return output
 
     def assert_converts(self, source, *arguments):
-        """A run that must succeed, as safetensors; name -> tensor."""
+        """Runs a conversion to safetensors that must succeed. Returns name -> tensor."""
         output = self.convert(source, "--safe-serialization", *arguments)
         return tools.Case.load_file(output / "model.safetensors")
 
@@ -215,7 +217,7 @@ class CliTest(unittest.TestCase):
         return lines
 
     def error_of(self, done, code):
-        """The error object of a run with --json that must have failed, checked against its text."""
+        """The error object of a run with --json that must have failed, compared with its text."""
         self.assertEqual(done.returncode, code, done.stderr or "no message")
         line, = self.json_lines(done.stdout)
         self.assertEqual(line["type"], "error")
@@ -226,9 +228,9 @@ class CliTest(unittest.TestCase):
         return error
 
     def assert_refused(self, source, code, pattern, *arguments, where=None, inspect=None, **options):
-        """zero-to-fp32 exits with `code` and a message that `pattern` finds, names the places in `where`,
-        leaves nothing behind and the input as it was. An empty `pattern` asks for any message. `inspect`: whether ckpt-inspect must refuse as well;
-        by default for a bad checkpoint. Returns the error."""
+        """zero-to-fp32 exits with `code` and a message that `pattern` finds. The message names the places in `where`,
+        nothing is left behind, and the input is unchanged. An empty `pattern` accepts any message. `inspect`: whether
+        ckpt-inspect must refuse too; by default for a bad checkpoint. Returns the error."""
         source = pathlib.Path(source)
         before = snapshot(source)
         output = self.new_path() / "made" / "too"
@@ -244,7 +246,7 @@ class CliTest(unittest.TestCase):
         self.assertEqual(snapshot(source), before)
         if inspect or (inspect is None and code == 3):
             listed = self.tool("ckpt-inspect", "list", source, "--json")
-            if listed.returncode == 1:  # what is left can be looked at, and why it is not whole is said
+            if listed.returncode == 1:  # the rest can be inspected, and the defect is reported
                 line, = self.json_lines(listed.stdout)
                 self.assertEqual({**line["data"]["damage"]["error"], "status": code}, error)
             else:

@@ -1,7 +1,7 @@
 // copy_torch_archive IN FOLDER NAME [ITEMS]
 //
-// Writes FOLDER/NAME with TorchArchiveWriter::import() of the root of IN, for the comparison with
-// what torch loads from both. With ITEMS the root, a dict, is made anew and its keys and values are
+// Writes FOLDER/NAME with TorchArchiveWriter::import() of the root of IN. A test compares what
+// torch loads from both. With ITEMS the root, a dict, is made anew, and its keys and values are
 // imported one by one.
 #include <cstdio>
 #include <exception>

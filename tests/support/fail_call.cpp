@@ -1,14 +1,14 @@
-// fail_call: a library for LD_PRELOAD that has one call of the system fail.
+// fail_call: a library for LD_PRELOAD that makes one system call fail.
 //
 //   FAIL_CALL    which: open, read, write, fallocate, fsync, rename, link, close, unlink, mkdir,
-//                opendir; each stands for all of its kind (pread, renameat2, syncfs, ...)
-//   FAIL_AT      the how manieth of that kind, from 1
-//   FAIL_ERRNO   what it says; 0: it does less than was asked for (read, write); -1: the process is
-//                killed instead (SIGKILL); -2: it is stopped (SIGSTOP), and the call works; -3: the
-//                call takes a second longer
+//   opendir. Each includes its kind (pread, renameat2, syncfs, ...)
+//   FAIL_AT      the number of the call of that kind, from 1
+//   FAIL_ERRNO   its errno. 0: it does less than requested (read, write). -1: the process is killed
+//   instead (SIGKILL). -2: the process is stopped (SIGSTOP), and the call works. -3: the call takes
+//   a second longer.
 //   FAIL_COUNTS  a file that gets the number of calls of each kind at the end: "open 17"
 //
-// A call that fails does nothing, but close, which always closes.
+// A failing call does nothing, except close, which always closes.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -66,7 +66,7 @@ State& state() {
   return the_one;
 }
 
-// Whether this call of a kind is the one.
+// Returns whether this call of a kind must fail.
 bool fails(const char* kind) {
   State& s = state();
   const auto index = static_cast<size_t>(

@@ -1,14 +1,14 @@
 // flip_bits CHECKPOINT TAG SEED COUNT [FIRST STEP]
 //
-// Flips one bit of one byte of the zips of a checkpoint, in a copy, and has every conversion read
-// it: it is refused by the file's name, and the record's if the byte is of a record's data, or what
-// is written is byte for byte what is written without the flip, or but for this bit in a copy of
-// the whole file, if it is one of a version or attribute that no reader looks at. COUNT 0: every
-// STEPth byte from FIRST on, so that several processes share them; else so many bytes, drawn by
+// Flips one bit of one byte in the zips of a checkpoint's copy, and runs every conversion on it.
+// Each must refuse the file by its name, and by the record's if the byte belongs to the data of a
+// record. Otherwise the output must be the same as without the flip. In a copy of the whole file it
+// may differ in this bit, if it belongs to a version or attribute that no reader uses. COUNT 0:
+// every STEPth byte from FIRST on, so that several processes share them; else COUNT bytes, drawn by
 // SEED.
 //
-// Prints a line for each flip that went unseen, and how many there were of each kind. Exits with 1
-// if one went unseen.
+// Prints a line for each unnoticed flip, and the number of flips of each kind. Exits with 1 if one
+// was unnoticed.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -107,7 +107,7 @@ struct Record {
   uint64_t size = 0;
 };
 
-// By where their data begins.
+// The key is the offset of the data.
 std::map<uint64_t, Record> records_of(const ZipReader& zip) {
   std::map<uint64_t, Record> records;
   for (const ZipEntry& entry : zip.entries()) {
@@ -166,7 +166,7 @@ class Campaign {
     ++flips_;
   }
 
-  // True if none went unseen.
+  // Returns true if every flip was noticed.
   bool report() const {
     const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
     std::printf(
@@ -191,12 +191,12 @@ class Campaign {
     if (!file.flush()) throw std::runtime_error("cannot write " + path.string());
   }
 
-  // What is wrong with it, or "".
+  // Returns the error in the outcome, or "".
   std::string judge(const Outcome& outcome, const Contents& clean, const File& file,
                     uint64_t byte) {
     const std::string name = file.path.filename();
     if (!outcome.error) {
-      // What is no archive any more is packed as it is, and that is said.
+      // A file that is no longer an archive is packed byte by byte, with a note.
       for (const std::string& note : outcome.notes) {
         if (note.find(name) != std::string::npos && note.find("as plain bytes") != note.npos) {
           ++same_;
@@ -214,7 +214,7 @@ class Campaign {
     }
     ++refused_;
     const std::string text = outcome.error->what();
-    // What ranks should have in common is compared before checksums are complete.
+    // Values that ranks share are compared before the checksums are complete.
     if (text.find("are not the same") != text.npos) return "";
     if (text.find(name) == text.npos) return "the file is not named: " + text;
     const auto next = file.records.upper_bound(byte);

@@ -1,4 +1,4 @@
-"""The code of the pages in apps/guides, which tests run as it stands there."""
+"""The code of the pages in apps/guides, which tests run unchanged."""
 import os
 import pathlib
 import re

@@ -24,7 +24,7 @@ using pickle::Value;
 namespace {
 
 constexpr int64_t kNumbers = 4096;
-// bfloat16 has no more whole numbers in a row.
+// bfloat16 has no more consecutive integers.
 constexpr int64_t kNumbersOfBfloat16 = 257;
 
 int64_t count_of(DType dtype) {
@@ -65,7 +65,7 @@ std::string bytes_of(const ordered_json& json, DType dtype) {
   return bytes;
 }
 
-// What tensors' elements are copied from: bytes that are written to a file.
+// Writes bytes to a file, from which the elements of tensors are copied.
 using Store = std::function<FileId(const std::string& bytes)>;
 
 TensorSource elements_of(const ordered_json& json, const std::map<DType, FileId>& numbers_of,

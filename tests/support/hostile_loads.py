@@ -1,7 +1,7 @@
-"""Loads files in children, and tells which of them did something: ran code, ended the child, or took its memory.
+"""Loads files in child processes, and finds those that do harm: run code, end the process, or take its memory.
 
-A child loads one file after the other, each with every loader, where a pickle that runs makes the folder RAN. What it
-does to the child shows in a map that both see; a child that dies or hangs is replaced from the next file on.
+A child loads one file after the other with every loader. A pickle that runs code makes the folder RAN. The effects are
+recorded in a shared map. A child that dies or hangs is replaced, from the next file on.
 """
 import mmap
 import os
@@ -56,7 +56,7 @@ def peak():
 
 
 def load(paths, begin, seen, loaders):
-    """In a child: never returns."""
+    """Runs in a child, and never returns."""
     sink = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(sink, descriptor)
@@ -73,7 +73,7 @@ def load(paths, begin, seen, loaders):
             try:
                 loader(paths[index])
             except BaseException:
-                pass  # also MemoryError: a length that the file does not have is asked for, and never used
+                pass  # also MemoryError: a length beyond the file is allocated, but never used
             signal.alarm(0)
             if os.path.isdir(RAN):
                 os.rmdir(RAN)
@@ -81,12 +81,12 @@ def load(paths, begin, seen, loaders):
             if peak() - before > FREE_BYTES + TIMES * os.path.getsize(paths[index]):
                 seen[4 + index] |= MEMORY
         if seen[4 + index] & MEMORY:
-            os._exit(3)  # what comes next would not show
+            os._exit(3)  # later effects would not be recorded
     os._exit(0)
 
 
 def what_they_do(paths, loaders=LOADERS):
-    """For each path RUNS, CRASHES and MEMORY of what loading it did, or 0."""
+    """For each path the effects of loading it: RUNS, CRASHES and MEMORY, or 0."""
     seen = mmap.mmap(-1, 4 + len(paths))
     begin = 0
     with tempfile.TemporaryDirectory() as folder:

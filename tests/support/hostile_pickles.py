@@ -1,8 +1,8 @@
-"""Pickles put together opcode by opcode, and zips byte by byte: what no writer writes, in every spelling.
+"""Pickles put together opcode by opcode, and zips byte by byte, in every spelling that no writer uses.
 
-Nothing here names or calls what it spells. `attacks()` is a list of named files, one for each way that a loader could
-be led to something else than a scan sees; `random_file()` draws files from a grammar of opcodes, gadgets and forms.
-What runs when it is loaded makes the folder RAN where the loader stands, and nothing else.
+Nothing here imports or calls the names that it spells. `attacks()` is a list of named files, one for each way to lead
+a loader to something that a scan does not see. `random_file()` draws files from a grammar of opcodes, gadgets and
+forms. A file that runs code makes the folder RAN in the loader's working folder, and does nothing else.
 """
 import io
 import pickle
@@ -36,7 +36,7 @@ def data(value):
 
 
 def name(dotted):
-    """Of "module:name", by GLOBAL."""
+    """GLOBAL for "module:name"."""
     module, attribute = dotted.split(":")
     return f"c{module}\n{attribute}\n".encode()
 
@@ -73,7 +73,7 @@ def pickled(body, protocol=4):
     return b"\x80" + bytes([protocol]) + body + STOP
 
 
-# What makes the folder: as a call, as a whole pickle, and as a name that its arguments follow.
+# The parts that make the folder: a call, a whole pickle, and a name before its arguments.
 RUN_NAME, RUN_ARGUMENTS = "posix:mkdir", tuple_of(text(RAN))
 RUN = name(RUN_NAME) + RUN_ARGUMENTS + REDUCE
 EVIL = pickled(RUN)
@@ -84,7 +84,7 @@ INDEX_SPELLINGS = (b"1_0", b" 10", b"10 ", b"+10", b"\t10", b"010", b"0000010", 
 
 
 def confused(indices, opener=b"p", header=PROTO4):
-    """Two names under each of two indices, of which Python and a scan that reads them otherwise take another one."""
+    """Two names under each of two indices. A scan that reads an index differently from Python takes the other name."""
     evil_module, plain_module, evil_name, plain_name = indices
     out = header
     for index, word in ((evil_module, "posix"), (evil_name, "mkdir"), (plain_module, "collections"), (plain_name,
@@ -99,15 +99,15 @@ def memo_attacks():
         label = repr(spelling)[2:-1].replace("\\", "x").replace(" ", "_")
         yield f"memo-put-{label}.pkl", confused((spelling, b"1", other, b"2"))
         yield f"memo-ten-{label}.pkl", confused((spelling, b"10", other, b"20"))
-        # Only GET is spelled otherwise.
+        # Only GET is spelled differently.
         body = PROTO4 + name(RUN_NAME) + b"p10\n0" + name("collections:OrderedDict") + b"p1\n0"
         yield f"memo-get-{label}.pkl", body + b"g" + spelling + b"\n" + RUN_ARGUMENTS + REDUCE + STOP
     for opcode, index in ((b"q", b"\x40"), (b"r", struct.pack("<I", 1 << 24)), (b"p", b"16777216\n")):
         yield f"memo-far-{opcode.decode()}.pkl", PROTO4 + NONE + opcode + index + STOP
-    # MEMOIZE takes the number of indices in use: a gap before it.
+    # MEMOIZE takes the number of used indices, so a gap comes before it.
     yield "memo-memoize-gap.pkl", pickled(NONE + b"q\1" + POP + name(RUN_NAME) + b"\x94" + POP + b"h\1" +
                                           RUN_ARGUMENTS + REDUCE)
-    # The last value under an index is the one that counts, however it is put there.
+    # The last value stored under an index counts, with any opcode.
     for again in (b"p1\n", b"q\1", put(1)):
         body = name("collections:OrderedDict") + b"q\1" + POP + name(RUN_NAME) + again + POP
         yield f"memo-again-{again[:1].decode()}.pkl", pickled(body + b"h\1" + RUN_ARGUMENTS + REDUCE)
@@ -176,7 +176,7 @@ NAMESPACE = call("types:SimpleNamespace")
 
 
 def interface(size=8):
-    """What NumPy takes for an array over any address."""
+    """An object that NumPy takes for an array at any address."""
     return NAMESPACE + dict_of({
         "__array_interface__": dict_of({
             "shape": tuple_of(number(size)),
@@ -396,7 +396,7 @@ class Entry:
 
 
 def zipped(entries, prefix=b"", comment=b"", count=None, disk=0, directory_before=b""):
-    """A zip whose headers say what `lies` of its entries have: local_NAME, central_NAME of every field."""
+    """A zip whose headers have wrong values: `lies` of an entry sets local_NAME or central_NAME for every field."""
     out, directory = prefix, b""
     for entry in entries:
         raw = entry.content
@@ -588,17 +588,17 @@ def npy_attacks():
 
 
 def attacks():
-    """Name and content of files that no scan may call harmless."""
+    """Names and contents of files that no scan may call harmless."""
     for group in (memo_attacks, opcode_attacks, computed_attacks, numpy_attacks, state_attacks, misuse_attacks,
                   run_attacks, zip_attacks, npy_attacks):
         yield from group()
 
 
-# ---- what is well put together: the same pieces, as writers put them
+# ---- well-formed files: the same pieces, as writers put them together
 
 
 def harmless():
-    """Name and content of files that are of the same pieces and that writers write."""
+    """Names and contents of files that consist of the same pieces, and that writers do write."""
     yield "memo.pkl", b"(lp0\nI1\nag0\na."
     yield "element-type.pkl", pickled(F8)
     yield "array.pkl", pickled(reconstructed(array_state((1, ), F8, data(b"8 bytes."))))
@@ -633,10 +633,11 @@ def harmless():
     yield "list.txt", b"one\ntwo\n"
 
 
-# ---- drawn by chance
+# ---- random files
 
 
-# What a pickle may name here: what writers name, what runs code (only what makes RAN), and what is called in between.
+# The names that pickles may have here: those of writers, those that run code (only to make RAN), and callables
+# between.
 def names_of(module, names):
     return [f"{module}:{attribute}" for attribute in names.split()]
 
@@ -670,7 +671,7 @@ CODE = f"__import__('os').mkdir({RAN!r})"
 
 
 class Grammar:
-    """Draws pickles. `with_torch`: also names of torch."""
+    """Draws random pickles. `with_torch`: also with names of torch."""
 
     def __init__(self, dice, with_torch):
         self.dice = dice
@@ -740,7 +741,7 @@ class Grammar:
             out += tuple_of(*self.values(depth)) + REDUCE
         return out
 
-    # Well-made pieces, of which one is changed now and then.
+    # Well-formed pieces, one of which is sometimes changed.
     def template(self, depth):
         wrong = self.dice.random() < 0.4
         code, flags, size, alignment = self.dice.choice((("f8", 0, -1, -1), ("i4", 0, -1, -1), ("O8", 63, -1, -1),
@@ -817,7 +818,7 @@ class Grammar:
         return out
 
     def file(self):
-        """A name's ending and a content."""
+        """The ending of a name, and a content."""
         form = self.dice.random()
         if form < 0.6:
             content = self.pickle()

@@ -1,4 +1,5 @@
-"""Checkpoints of any size, as far as tools read them: parameters in fp32 at stage 2 or 3, with Adam's states or none."""
+"""Checkpoints of any size, as far as tools read them: fp32 parameters at stage 2 or 3, with or without Adam's
+states."""
 import collections
 import math
 
@@ -12,7 +13,7 @@ VERSION = {"ds_version": "0.19.8", "ds_config": {}}
 
 
 def decoder(params):
-    """name -> values of about so many parameters. The first one cannot be cut into parts of the same size."""
+    """name -> values of about so many parameters. The first parameter cannot be cut into equal parts."""
     shapes = {"scale": (1, ), "embed.weight": (params // 8 // HIDDEN, HIDDEN)}
     while sum(map(math.prod, shapes.values())) < params:
         layer = f"layers.{len(shapes) // 3}"
@@ -27,7 +28,7 @@ def write(folder, values, stage=2, ranks=1, states=True):
     (folder / "latest").write_text(TAG)
     shapes = [collections.OrderedDict((name, Size(value.shape)) for name, value in values.items())]
     for rank in range(ranks if stage == 3 else 1):
-        # At stage 3 a model has its parameters without elements.
+        # At stage 3 the module's parameters have no elements.
         module = {name: zeros(0) for name in values} if stage == 3 else {}
         torch_files.save({"module": module, "buffer_names": [], "param_shapes": shapes, "dp_world_size": ranks,
                           "global_steps": 1, **VERSION},
@@ -46,7 +47,7 @@ def write(folder, values, stage=2, ranks=1, states=True):
 
 
 def parts_of(values, stage, ranks):
-    """What the flat group of each rank holds. At stage 3 it has a part of each parameter."""
+    """The flat group of each rank. At stage 3 it has a part of each parameter."""
     if stage == 2:
         whole = numpy.concatenate([value.reshape(-1) for value in values.values()])
         size = -(-whole.size // (2 * ranks)) * 2
@@ -56,5 +57,5 @@ def parts_of(values, stage, ranks):
 
 
 def write_one(folder, elements):
-    """Of one parameter, whose elements are 0, 1, 2 ..."""
+    """A checkpoint with one parameter, whose elements are 0, 1, 2 ..."""
     write(folder, {"weight": numpy.arange(elements, dtype="f4")}, states=False)

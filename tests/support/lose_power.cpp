@@ -1,14 +1,13 @@
-// lose_power: a library for LD_PRELOAD that has the power fail: what was not synced is as it was
-// before, and the process is killed.
+// lose_power: a library for LD_PRELOAD that simulates a power failure. Changes that were not synced
+// are undone, and the process is killed.
 //
-//   POWER_AT      before the how manieth change or sync of files, from 1
-//   POWER_KEEPS   "nothing": everything that was not synced is undone; "names": files that were
-//   made,
-//                 renamed and removed stay so, and only what was written to them is undone
-//   POWER_BACKUP  a folder on the same file system, for what was replaced and removed
+//   POWER_AT      the number of the change or sync of files before which it happens, from 1
+//   POWER_KEEPS   "nothing": everything that was not synced is undone. "names": only written bytes
+//   are undone; files stay made, renamed and removed
+//   POWER_BACKUP  a folder on the same file system, for replaced and removed files
 //   POWER_COUNT   a file that gets the number of changes and syncs at the end
 //
-// fsync of a file keeps what was written to it, of a folder the names in it, and syncfs everything.
+// fsync of a file keeps its bytes, fsync of a folder keeps its names, and syncfs keeps everything.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -39,7 +38,7 @@ Function* next(const char* name) {
 }
 #define NEXT(name) static auto* const real = next<decltype(::name)>(#name)
 
-// The calls of this library itself.
+// System calls of this library itself.
 long raw_open(const char* path, int flags) {
   return ::syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, 0666);
 }
@@ -73,10 +72,10 @@ std::string parent(const std::string& path) {
   return fs::path(path).parent_path();
 }
 
-// Something that was not synced yet.
+// A change that was not synced yet.
 struct Change {
   ino_t file = 0;                   // whose bytes it is of; 0: of names
-  std::vector<ino_t> folders = {};  // that must be synced for it to stay
+  std::vector<ino_t> folders = {};  // that must be synced to keep it
   std::function<void()> undo;
 };
 
@@ -127,7 +126,7 @@ State& state() {
   return *the_one;
 }
 
-// One change at a time; calls from within this library go through.
+// Lets one change through at a time. Calls from within this library pass.
 class Turn {
  public:
   Turn() : lock_(state().mutex), nested_(state().busy) {
@@ -142,7 +141,7 @@ class Turn {
   const bool nested_;
 };
 
-// Keeps what [offset, offset + size) of the file is, and how long it is.
+// Saves the bytes [offset, offset + size) of the file, and its length.
 void note_write(int fd, off_t offset, size_t size) {
   struct stat found {};
   if (::fstat(fd, &found) != 0 || !S_ISREG(found.st_mode)) return;
@@ -161,14 +160,14 @@ void note_made(const std::string& path) {
   state().changes.push_back({0, {inode_of(parent(path))}, [path] { raw_unlink(path); }});
 }
 
-// What is at `path` is about to be replaced or removed. Returns what brings it back.
+// `path` is about to be replaced or removed. Returns a function that restores it.
 std::function<void()> keep(const std::string& path) {
   struct stat found {};
   if (::lstat(path.c_str(), &found) != 0) return [] {};
   if (S_ISDIR(found.st_mode)) {
     return [path] { ::syscall(SYS_mkdir, path.c_str(), 0777); };
   }
-  // It has one name in the end, as it had.
+  // The file has one name again in the end.
   const std::string backup = state().new_backup();
   raw_link(path, backup);
   return [path, backup] { raw_rename(backup, path); };

@@ -1,4 +1,4 @@
-"""LeakSanitizer of clang 14 looks at threads while they end, behind the end of the tool, and crashes at times."""
+"""LeakSanitizer of clang 14 looks at ending threads after the end of the tool, and sometimes crashes."""
 import re
 
 CRASH = re.compile(r"Tracer caught signal 11: .*\n==\d+==LeakSanitizer has encountered a fatal error.(.*\n)*")
@@ -6,7 +6,8 @@ seen = 0  # crashes
 
 
 def without_lost_race(status, errors):
-    """What a tool has ended with and said; where that is lost, it was 0 if it has said no error, and else unknown."""
+    """The tool's status and messages. If the status is lost, it was 0 if there is no error message, and else
+    unknown."""
     global seen
     if status != 1 or not isinstance(errors, str) or not CRASH.search(errors):
         return status, errors

@@ -1,4 +1,4 @@
-"""What a program takes: time, memory, page faults and block I/O; and the machine that it runs on."""
+"""Measures a program: time, memory, page faults and block I/O; and describes the machine that it runs on."""
 import os
 import pathlib
 import platform
@@ -15,7 +15,7 @@ BLOCK_BYTES = 512  # the unit of ru_inblock and ru_oublock
 
 
 class BenchError(Exception):
-    """Why no result can be had. The text is for the user."""
+    """The reason why there is no result, as a text for the user."""
 
 
 def say(message):
@@ -23,12 +23,12 @@ def say(message):
 
 
 def anonymous_memory(pid):
-    """RssAnon of a process and of those that it has started, in bytes."""
+    """RssAnon of a process and its children, in bytes."""
     total = 0
     try:
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
         anonymous = re.search(r"^RssAnon:\s*(\d+) kB$", status, re.MULTILINE)
-        if anonymous:  # a process that has ended has none
+        if anonymous:  # an ended process has none
             total = int(anonymous[1]) * 1024
         for children in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
             total += sum(map(anonymous_memory, children.read_text().split()))
@@ -46,14 +46,14 @@ def watch_memory(pid, peak, stop):
 
 
 def busy_seconds():
-    """CPU time of all cores since the start of the machine, by whatever process, and what was stolen from it."""
+    """CPU time of all cores and processes since the machine started, and the time stolen from it."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, pathlib.Path("/proc/stat").read_text().split(None, 9)[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(command, *, memory=False):
-    """Runs a program to its end; returns seconds, bytes and counts. `memory` also polls its anonymous memory."""
+    """Runs a program to its end. Returns seconds, bytes and counts. `memory` also polls its anonymous memory."""
     with tempfile.TemporaryFile() as log:
         environment = os.environ | {"DS_ACCELERATOR": "cpu"}
         peak, stop, watcher = [0], threading.Event(), None
@@ -101,7 +101,7 @@ def file_system(folder):
 
 
 def memory_info(name):
-    """Bytes of /proc/meminfo: MemTotal, MemAvailable."""
+    """A value of /proc/meminfo in bytes: MemTotal, MemAvailable."""
     found = re.search(rf"^{name}:\s*(\d+)", pathlib.Path("/proc/meminfo").read_text(), re.MULTILINE)
     return int(found[1]) * 1024
 
@@ -124,7 +124,7 @@ def machine(work):
 
 
 def git_commit():
-    """The short hash of HEAD, with a + when tracked files differ from it; None outside a repository."""
+    """The short hash of HEAD, with a + if tracked files differ from it; None outside a repository."""
     try:
         commit = output_of(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"]).strip()
         return commit + ("+" if output_of(["git", "-C", ROOT, "status", "--porcelain", "-uno"]).strip() else "")

@@ -1,5 +1,5 @@
-"""What the live engines of the model-parallel cases held, put together: the rules that testdata/README.md speaks of,
-applied with NumPy. Tensors are those of the case, torch's or torch_files.py's."""
+"""The true values of the model-parallel cases, merged from the live engines by the rules of testdata/README.md, with
+NumPy. Tensors are those of the case: torch's or torch_files.py's."""
 import functools
 import re
 from collections import defaultdict
@@ -24,13 +24,13 @@ def natural(path):
 
 
 def optim_files(folder):
-    """By rank: 10 comes after 9."""
+    """Sorted by rank as a number: 10 comes after 9."""
     return sorted(folder.glob("*_optim_states.pt"), key=natural)
 
 
 @functools.lru_cache(maxsize=8)
 def universal_info(case):
-    """As the program has noted it where its classes are needed to load the file."""
+    """The information that the program wrote separately, since loading the file needs its classes."""
     if "universal_info" in case.facts:
         return case.facts["universal_info"]
     return torch_files.load(model_files(case.tag_folder)[0]).get("universal_checkpoint_info") or {}
@@ -43,7 +43,7 @@ def block_of(array, shape, place):
 
 
 def merge_affine(entry, parts):
-    """Each piece is a block: where it lies in the whole tensor (source), and where in a rank's shard (dest)."""
+    """Merges pieces. Each is a block with a place in the whole tensor (source) and in a rank's shard (dest)."""
     whole = numpy.full(entry["logical_shape"], numpy.nan, "f4")
     for rank, part in enumerate(parts):
         for piece in entry["ranks"][rank]["pieces"]:
@@ -54,7 +54,7 @@ def merge_affine(entry, parts):
 
 
 def merge_sub_params(info, name, parts):
-    """The merged tensor, and the entry that the file has of its form."""
+    """The merged tensor, and the file's entry about its form."""
     entry, pattern = next((entry, pattern) for entry in info["parameter_with_sub_params"]
                           for pattern in entry["patterns"] if re.match(pattern, name))
     dim, shape = entry["partition_dim"], list(entry["shape"])
@@ -70,12 +70,13 @@ def merge_sub_params(info, name, parts):
 
 
 def merge(case, name, parts):
-    """The whole of a parameter's slices by rank, and what else the file says of it. `parts`: tp -> slice."""
+    """Merges a parameter's slices of all ranks. Returns the whole, and other entries of the file. `parts`: tp ->
+    slice."""
     parts = [case.array(part) for part in parts]
     info = universal_info(case)
     rules = case.facts["rules"]
     rule = next(rule for rule, names in rules.items() if name in names
-                and rule not in ("vocabulary", "on_several_stages"))
+                and rule not in ("vocabulary", "on_several_stages", "experts"))
     extra = {}
     if rule in ("whole", "cat_dim_0", "cat_dim_1"):
         extra["cat_dim"] = 1 if rule == "cat_dim_1" else 0
@@ -101,7 +102,7 @@ def merge(case, name, parts):
 
 @functools.lru_cache(maxsize=1)
 def model_parallel_truth(case):
-    """(name, state) -> tensor and what else the file says of it; trained parameters, under their global names."""
+    """(name, state) -> tensor and the file's other entries, for trained parameters under their global names."""
     slices = defaultdict(dict)
     for key, value in case.expected("live").items():
         name, state, *place = key.split("|")
@@ -112,11 +113,12 @@ def model_parallel_truth(case):
         first = min(pp for pp, _, _ in parts)
         if name not in case.facts["rules"].get("experts", ()):
             result[name, state] = merge(case, name, [parts[place] for place in sorted(parts) if place[0] == first])
-        elif case.facts["kind"] == "moe":
+        elif case.facts["kind"].endswith("moe"):
             prefix, local, rest = re.fullmatch(r"(.*\.deepspeed_experts\.)(\d+)(\..*)", name).groups()
-            for (_, _, rank), value in parts.items():
-                number = rank * (experts // ep) + int(local)
-                result[f"{prefix}{number}{rest}", state] = value, {"cat_dim": 0}
+            for rank in range(ep):
+                slices = [parts[place] for place in sorted(parts) if place[2] == rank]
+                merged = merge(case, name, slices) if len(slices) > 1 else (slices[0], {"cat_dim": 0})
+                result[f"{prefix}{rank * (experts // ep) + int(local)}{rest}", state] = merged
         else:
             result[name, state] = (case.tensor(numpy.concatenate([case.array(parts[place]) for place in sorted(parts)])),
                                    {"cat_dim": 0, "is_expert_param": True, "ep_num_experts": experts})
@@ -125,21 +127,21 @@ def model_parallel_truth(case):
 
 def local_name(case, name):
     """A native expert's name on its own rank."""
-    if case.facts.get("kind") != "moe":
+    if not case.facts.get("kind", "").endswith("moe"):
         return name
     local = case.facts["num_experts"] // case.facts["topology"]["ep"]
     return re.sub(r"(?<=deepspeed_experts\.)\d+", lambda found: str(int(found[0]) % local), name)
 
 
 def aliases(case):
-    """alias -> owner: AutoEP calls a layer's router by its old name as well."""
+    """alias -> owner: AutoEP also uses the old name of a layer's router."""
     names = {key.split("|")[0] for key in case.expected("module")}
     found = {name: name.replace(".gate.gate.", ".router.gate.") for name in names if ".mlp.gate.gate." in name}
     return {name: owner for name, owner in found.items() if owner in names}
 
 
 def untrained(case):
-    """name -> tensor in its own type: buffers, those of the first ranks that have them."""
+    """name -> tensor in its own type: buffers of the first ranks that have them."""
     trained = {name for name, _ in model_parallel_truth(case)} | {*case.facts["rules"].get("experts", ())}
     result = {}
     for key, value in sorted(case.expected("module").items()):
@@ -150,7 +152,7 @@ def untrained(case):
 
 
 def weights(case):
-    """name -> what zero-to-fp32 has to write, aliases included."""
+    """name -> the weights that zero-to-fp32 must write, including aliases."""
     result = {name: value for (name, state), (value, _) in model_parallel_truth(case).items() if state == "fp32"}
     result |= {name: case.cast(value, "float32") if value.is_floating_point() else value for name, value in untrained(case).items()}
     return result | {alias: result[owner] for alias, owner in aliases(case).items()}

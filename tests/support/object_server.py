@@ -1,11 +1,11 @@
-"""A small object store on the loopback: what of S3's protocol reads and writes, with signatures and checksums checked,
-and faults; and the endpoints that give containers and instances their credentials.
+"""A small object store on the loopback: the reading and writing parts of S3's protocol, with checks of signatures and
+checksums, and with faults. Also the endpoints that give containers and instances their credentials.
 
-Written from Amazon's documents: "ListObjectsV2", "GetObject", "HeadObject", "PutObject", "CreateMultipartUpload",
-"UploadPart", "CompleteMultipartUpload", "AbortMultipartUpload", "ListMultipartUploads", "DeleteObject",
-"Signature Version 4 signing process",
-"Container credential provider" and "Use the Instance Metadata Service" (version 2). Objects are the files of a
-folder, whose first level are the buckets.
+Written from Amazon's documents: "ListObjectsV2", "GetObject", "HeadObject", "PutObject",
+"CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload" and "AbortMultipartUpload". Also
+"ListMultipartUploads", "DeleteObject", "Signature Version 4 signing process", "Container credential provider"
+and "Use the Instance Metadata Service" (version 2). Objects are the files of a folder, whose first level has
+the buckets.
 """
 import asyncio
 import base64
@@ -36,25 +36,30 @@ _REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 400: "Bad Requ
 
 
 class Store:
-    """What a server has, and what it is to do.
+    """The content of a server, and its behaviour.
 
     `fault(request number, path)` returns None, a status, or a word:
-    "drop" (nothing comes), "reset" (half of the body, and a reset), "cut" (half of it, and an end), "stall" (half of
-    it, and then nothing for `stall_seconds`), "delay" (it comes a second later), "changed" (the object is another
-    one from now on), and what looks complete: "longer", "shorter" and "shifted" (bodies of other lengths, or said to
-    be of another range), and "other bytes" (under the same ETag). Of a listing or an error, "reset" and "stall" are as
-    "cut", and the others are nothing.
+    * "drop": nothing comes. "reset": half of the body, and a reset. "cut": half of it, and an end. "stall": half of
+      it, and nothing for `stall_seconds`. "delay": it comes a second later.
+    * "changed": from now on there is another object.
+    * Replies that look complete: "longer", "shorter" and "shifted" (bodies of other lengths, or with another stated
+      range), and "other bytes" (under the same ETag).
+    * For a listing or an error, "reset" and "stall" act like "cut", and the others have no effect.
 
-    Of what writes: "lost" (it is done, and nothing comes), "error in 200" (a completion is not done, and the reply is
-    a success that holds an error), "done, error in 200" (it is done, and so is the reply), 409 (it is not done, and
-    the upload is no more). Of what has a body, "reset" and "stall" take half of it, and do nothing. "wrong form" is
-    done, and the reply a success that holds a page for people, as it is of listings; a HEAD's says nothing.
+    For writes:
+    * "lost": it is done, but no reply comes.
+    * "error in 200": a completion is not done, and the successful reply has an error in it. "done, error in 200": it
+      is done, with such a reply.
+    * 409: it is not done, and the upload is gone.
+    * For requests with a body, "reset" and "stall" take half of it, and do nothing.
+    * "wrong form": it is done, and the successful reply has a page for people, also for listings; a HEAD's reply is
+      empty.
 
-    `minds_match`: whether conditions count, of reads and writes.
+    `minds_match`: whether conditions of reads and writes are honoured.
 
-    `delay` is waited before each reply, in seconds; `rate` is in bytes a second and connection.
+    `delay`: seconds before each reply. `rate`: bytes a second for each connection.
 
-    `buckets_in_hosts`: "BUCKET.HOST" is asked for what is in a bucket, too.
+    `buckets_in_hosts`: "BUCKET.HOST" serves the bucket too.
     """
 
     def __init__(self, root, signed=True, page=1000, fault=None, answers_200=False, minds_match=True, delay=0.0,
@@ -66,20 +71,20 @@ class Store:
         self.buckets_in_hosts, self.hosts = False, set()
         self.lock = threading.Lock()
         self.requests = []  # (method, path, range)
-        self.sent = 0  # bytes of objects, as they were sent
+        self.sent = 0  # bytes of objects that were sent
         self.at_once = self.most_at_once = 0
-        self.changes = {}  # path -> how often it became another object
-        self.writes = []  # (method, path) of what was done, in order
+        self.changes = {}  # path -> number of times it became another object
+        self.writes = []  # (method, path) of completed writes, in order
         self.received = 0  # bytes of objects and parts
         self.uploads = {}  # id -> Upload
         self.runs = {}  # path -> x-amz-meta-dsckpt-run
-        self.smallest_part = 5 << 20  # of all but the last
+        self.smallest_part = 5 << 20  # of all parts but the last
 
     def etag(self, path):
         stat = path.stat()
         changes = self.changes.get(path, 0)
         version = hashlib.md5(f"{path} {stat.st_size} {stat.st_mtime_ns} {changes}".encode()).hexdigest()
-        return f"{version}-1"  # as of an upload in parts: not the digest of what it holds
+        return f"{version}-1"  # as after an upload in parts: not the digest of the content
 
 
 class Upload:
@@ -119,7 +124,7 @@ class _Request:
         self.query = dict(urllib.parse.parse_qsl(self.query_text, keep_blank_values=True))
 
     def problem_with_signature(self):
-        """The code of an error, or None: the Authorization is the one of the canonical request."""
+        """The code of an error, or None if the Authorization fits the canonical request."""
         given = self.headers.get("authorization", "")
         if not given:
             return "AccessDenied"
@@ -131,7 +136,7 @@ class _Request:
         key, day, region, service, end = credential.rsplit("/", 4)
         stamp = self.headers.get("x-amz-date", "")
         names = signed.split(";")
-        # What a request must sign: where it goes, and every header of Amazon's own.
+        # A request must sign its host, and every header of Amazon's own.
         must = {"host", *(name for name in self.headers if name.startswith("x-amz-"))}
         if names != sorted(names) or not must <= set(names) or not stamp.startswith(day) or end != "aws4_request":
             return "AuthorizationHeaderMalformed"
@@ -168,7 +173,7 @@ class _Connection:
 
     async def run(self):
         store = self.store
-        # RuntimeError: sendfile() to a client that has gone.
+        # RuntimeError: sendfile() to a client that has disconnected.
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError, RuntimeError):
             while True:
                 request = _Request((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
@@ -193,7 +198,7 @@ class _Connection:
                     break
 
     async def body_of(self, request, fault):
-        """None where it is not taken to its end."""
+        """Returns None unless the whole body is taken."""
         size = int(request.headers.get("content-length", "0"))
         if size and fault in ("reset", "stall"):
             await self.reader.readexactly(size // 2)
@@ -243,7 +248,7 @@ class _Connection:
         return await self.answer(request, status, body, fault, **headers)
 
     async def serve(self, request, fault):
-        """Whether the connection goes on."""
+        """Returns whether the connection stays open."""
         store = self.store
         path = urllib.parse.unquote(request.path)
         if fault == "drop":
@@ -284,7 +289,7 @@ class _Connection:
         return await self.get(request, file, fault)
 
     def refusal(self, request, file):
-        """What a condition forbids, or None."""
+        """The refusal of a condition, or None."""
         if not self.store.minds_match:
             return None
         etag = f'"{self.store.etag(file)}"' if file.is_file() else None
@@ -392,7 +397,7 @@ class _Connection:
         keys = []
         for folder, _, names in os.walk(top / prefix.rpartition("/")[0]):
             keys += [os.path.relpath(os.path.join(folder, name), top) for name in names]
-        entries = {}  # keys, or what they begin with: whether it is the latter
+        entries = {}  # keys, or their beginnings: whether it is a beginning
         for key in sorted(keys, key=os.fsencode):
             if key.startswith(prefix):
                 end = key.find(delimiter, len(prefix)) if delimiter else -1
@@ -474,7 +479,7 @@ class _Connection:
         with path.open("rb") as file:
             while begin < end:
                 size = min(_CHUNK, end - begin) if store.rate or is_changed else end - begin
-                with store.lock:  # before who gets the last of it can ask
+                with store.lock:  # before the receiver of the last bytes can ask
                     store.sent += size
                 if is_changed:
                     file.seek(begin)
@@ -488,10 +493,11 @@ class _Connection:
 
 
 class CredentialEndpoints:
-    """What a container and an instance ask for their credentials, at /container and /latest/..., and the token service
-    (AWS Security Token Service API Reference, AssumeRoleWithWebIdentity), which is asked by a POST to /.
+    """The endpoints for credentials of containers and instances are /container and /latest/... The token
+    service (AWS Security Token Service API Reference, AssumeRoleWithWebIdentity) takes a POST to /.
 
-    `authorization` is what the container must send. The instance's wants version 2: a token first, that a PUT gives.
+    `authorization` is the value that the container must send. The instance's endpoint needs version 2: first a token,
+    which a PUT returns.
     """
 
     ROLE, IMDS_TOKEN = "the-role", "IMDS-TOKEN-456"
@@ -561,7 +567,7 @@ class CredentialEndpoints:
 
 @contextlib.contextmanager
 def serving(what):
-    """Serves a Store or CredentialEndpoints: gives its URL, and stops at the end of the block."""
+    """Serves a Store or CredentialEndpoints. Yields its URL, and stops at the end of the block."""
     loop = asyncio.new_event_loop()
 
     async def connected(reader, writer):
@@ -582,7 +588,7 @@ def serving(what):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # transports close in the turn after
+        await asyncio.sleep(0)  # transports close one turn later
 
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -594,7 +600,7 @@ def serving(what):
 
 
 def environment(endpoint, **more):
-    """Variables for a program that is to read from it, and from nowhere else."""
+    """Variables for a program that must read only from this store."""
     return {"AWS_ENDPOINT_URL_S3": endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_REGION": REGION, "AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
             "AWS_EC2_METADATA_DISABLED": "true", "no_proxy": "127.0.0.1", **more}

@@ -1,4 +1,4 @@
-"""object_server.py against an independent client, botocore's: what the store's tests rest on."""
+"""Tests object_server.py with an independent client, botocore's: the store's tests depend on it."""
 import hashlib
 import pathlib
 import random

@@ -1,13 +1,13 @@
-"""What the tests of dsckpt.open share, whether it gives NumPy's arrays or torch's tensors.
+"""Common parts of the tests of dsckpt.open, for NumPy's arrays and torch's tensors.
 
-DSCKPT_NATIVE is the folder of dsckpt_native, which is in PYTHONPATH too; without, the program reads everything.
+DSCKPT_NATIVE is the folder of dsckpt_native, which is in PYTHONPATH too. Without it, the program reads everything.
 """
 import os
 import pathlib
 import sys
 
 if not os.environ.get("DSCKPT_NATIVE"):
-    sys.modules["dsckpt_native"] = None  # import of it fails
+    sys.modules["dsckpt_native"] = None  # makes its import fail
 
 import cli_common
 import dsckpt
@@ -17,9 +17,9 @@ from dsckpt._reader import is_native
 
 os.environ["PATH"] = f"{os.environ['DSCKPT_BIN']}:{os.environ['PATH']}"
 NATIVE = bool(os.environ.get("DSCKPT_NATIVE"))
-# The program starts anew for every tensor.
+# Without the module the program starts for every tensor.
 CASES = None if NATIVE else ("z0_bf16_full_w2", "z2_fp32_full_w3", "z3_bf16_hpz")
-# A comparison of every case that met fewer tensors has checked too little.
+# If all cases together had fewer tensors, too little was compared.
 FEWEST_TENSORS = 400 if NATIVE and not os.environ.get("DSCKPT_CASES") else 10
 
 
@@ -29,8 +29,8 @@ class OpenedCase(CliTest):
         self.assertEqual(is_native(), NATIVE)
 
     def compare_each(self, cases, compare, **options):
-        """A sub-test for each case: `compare` gets it, opened, and the truth, and returns how many tensors it has
-        compared. zero-to-fp32 refuses those that cannot be opened."""
+        """A sub-test for each case. `compare` gets the opened case and the truth, and returns the number of compared
+        tensors. Cases that cannot be opened are refused by zero-to-fp32 too."""
         compared = 0
         for case in cases:
             if CASES and case.name not in CASES:
@@ -48,7 +48,7 @@ class OpenedCase(CliTest):
         self.assertGreater(compared, FEWEST_TENSORS)
 
     def each_state(self, case_named, **options):
-        """A tensor of the optimizer's, by its parameter and state, and what the live optimizer held."""
+        """Each tensor of the optimizer, by parameter and state, with the live optimizer's value."""
         for name in ("z2_fp32_full_w3", "z3_bf16_w2"):
             case = case_named(name)
             ckpt = dsckpt.open(case.load_dir, **options)
@@ -58,7 +58,7 @@ class OpenedCase(CliTest):
                     yield parameter, state, ckpt[parameter].states[state], expected
 
     def each_type(self, load_file, **options):
-        """Of a file of weights of every type, read and mapped: a tensor, and what it must be."""
+        """Each tensor of a file with weights of every type, read and mapped, with its expected value."""
         path = pathlib.Path(os.environ["DSCKPT_TESTDATA"], "formats", "types.safetensors")
         folder = self.new_path()
         folder.mkdir()
@@ -71,7 +71,7 @@ class OpenedCase(CliTest):
                 yield ckpt[name], value
 
     def check_index(self, ckpt, name, expected, positions):
-        """`expected` is the whole tensor, of a kind that has indices; `positions` [1, 0], of that kind."""
+        """`expected` is the whole tensor, of an indexed kind; `positions` is [1, 0], of the same kind."""
         tensor = ckpt[name]
         self.assertEqual(len(tensor), len(expected))
         for key in (..., 0, -1, slice(None), slice(2, 5), slice(1, None, 2), slice(5, 2), slice(-3, None),

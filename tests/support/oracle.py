@@ -1,4 +1,5 @@
-"""What the oracle tests share: the truth about each case as torch's tensors, and how outputs are held against it."""
+"""Common parts of the oracle tests: the truth about each case as torch tensors, and the comparison of outputs with
+it."""
 import contextlib
 import os
 import pathlib
@@ -72,22 +73,22 @@ class OracleTest(unittest.TestCase):
 
     @contextlib.contextmanager
     def each_case(self, case):
-        """A sub-test with a scratch folder of its own."""
+        """A sub-test with its own scratch folder."""
         with self.subTest(case=case.name), tempfile.TemporaryDirectory() as folder:
             yield pathlib.Path(folder)
 
     def require(self, compared, what):
-        """A test that met no case to check has checked nothing."""
+        """Fails a test that found no case to compare."""
         if not compared and os.environ.get("DSCKPT_CASES"):
             self.skipTest(f"no {what} selected")
         self.assertTrue(compared, f"no {what}")
 
     def convert(self, source, output, *options):
-        """Runs zero-to-fp32 and returns `output`."""
+        """Runs zero-to-fp32. Returns `output`."""
         return self.run_well("zero-to-fp32", output, source, output, *options)
 
     def convert_to_universal(self, source, output, *options):
-        """Runs to-universal and returns `output`."""
+        """Runs to-universal. Returns `output`."""
         return self.run_well("to-universal", output, "--input_folder", source, "--output_folder", output, *options)
 
     def assert_whole_and_harmless(self, checkpoint):

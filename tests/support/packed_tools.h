@@ -1,5 +1,5 @@
-// What tests of packed files share: the format by its description (format/FORMATS.md, section 5),
-// written down a second time, and contents of many kinds.
+// Common parts of tests of packed files. They implement the format a second time, from its
+// description (format/FORMATS.md, section 5), and have contents of many kinds.
 #pragma once
 
 #include <xxhash.h>
@@ -60,7 +60,7 @@ inline std::string raw_frame(PlaneLayout layout, std::string_view content) {
   return frame + planes_by_definition(layout, content);
 }
 
-// What a frame says it holds, planes put together element by element.
+// Returns the content of a frame, with planes joined element by element.
 inline std::string content_by_definition(std::string_view frame, size_t content_size) {
   const auto width = static_cast<uint8_t>(frame[0] & 0x7F);
   const bool rotated = (frame[0] & 0x80) != 0;

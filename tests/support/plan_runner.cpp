@@ -8,7 +8,7 @@
 namespace dsckpt::test {
 namespace {
 
-// Bit by bit, so that it shares nothing with the library's checksums.
+// Computed bit by bit, so that it shares nothing with the library's checksums.
 uint32_t crc32(std::string_view bytes) {
   static const std::array<uint32_t, 256> table = [] {
     std::array<uint32_t, 256> made{};

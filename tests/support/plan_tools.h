@@ -1,4 +1,4 @@
-// What tests of plans share: inputs of random bytes and a sink in memory.
+// Common parts of tests of plans: inputs of random bytes, and a sink in memory.
 #pragma once
 
 #include <algorithm>

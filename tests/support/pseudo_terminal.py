@@ -1,4 +1,4 @@
-"""Programs on a terminal that a test holds the other end of."""
+"""Programs on a terminal whose other end belongs to a test."""
 import codecs
 import fcntl
 import os
@@ -11,9 +11,8 @@ import time
 
 
 class Terminal:
-    """A process whose standard input, output and error are a terminal; use it in a with statement. `descriptors` says which
-    of 0, 1 and 2 are the terminal; the others are /dev/null. With `controls` its Ctrl-C
-    is a signal."""
+    """A process whose standard input, output and error are a terminal; use it in a with statement. `descriptors` lists
+    those of 0, 1 and 2 that are the terminal; the others are /dev/null. With `controls` its Ctrl-C is a signal."""
 
     def __init__(self, command, columns, environment, descriptors=(0, 1, 2), cwd=None, rows=50,
                  controls=False):
@@ -39,17 +38,17 @@ class Terminal:
         os.write(self.ours, text.encode())
 
     def _read(self, seconds):
-        """What comes within that time; None when the other end is closed."""
+        """The output within that time; None when the other end is closed."""
         if not select.select([self.ours], [], [], seconds)[0]:
             return ""
         try:
             data = os.read(self.ours, 65536)
-        except OSError:  # how Linux says that nobody has the other end open
+        except OSError:  # Linux reports a closed other end
             return None
         return self.decoder.decode(data) if data else None
 
     def wait_for(self, text, seconds=120):
-        """What was written up to and with `text`, since the last call."""
+        """The output up to and including `text`, since the last call."""
         end = time.monotonic() + seconds
         while text not in self.seen:
             more = self._read(end - time.monotonic())
@@ -60,7 +59,7 @@ class Terminal:
         return before + text
 
     def rest(self, seconds=120):
-        """Everything until the process ends, and its exit code."""
+        """The remaining output until the process ends, and its exit code."""
         end = time.monotonic() + seconds
         while (more := self._read(max(0, end - time.monotonic()))) is not None:
             if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Ranks of one job as processes that can be found and sent signals, whichever launcher has started them."""
+"""Ranks of one job as processes that can be found and sent signals, with any launcher."""
 import itertools
 import os
 import pathlib
@@ -12,11 +12,11 @@ import ranks
 from lost_race import without_lost_race
 
 MARK = "DSCKPT_TEST_JOB"
-# The first that is there says which rank a process is.
+# The first of these that is set has the rank of a process.
 RANK_VARIABLES = ("DSCKPT_GROUP_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 NUMBERS = itertools.count()
-# Runs the rest of its arguments; first, in the rank that DSCKPT_TEST_VICTIM names, what DSCKPT_TEST_FIRST says. What a
-# rank prints goes to files: srun drops the last lines of steps that it ends.
+# Runs the rest of its arguments. The rank in DSCKPT_TEST_VICTIM first runs DSCKPT_TEST_FIRST. Output of ranks goes to
+# files, since srun drops the last lines of steps that it ends.
 WRAPPER = """
 rank=${DSCKPT_GROUP_RANK-${OMPI_COMM_WORLD_RANK-${SLURM_PROCID-$PMI_RANK}}}
 if [ "$rank" = "$DSCKPT_TEST_VICTIM" ]; then eval "$DSCKPT_TEST_FIRST"; fi
@@ -33,7 +33,7 @@ def environment_of(pid):
 
 
 def state_of(pid):
-    """The letter that Linux has for it: S, R, T, Z...; nothing if there is no such process."""
+    """The state in Linux: S, R, T, Z...; "" if there is no such process."""
     try:
         return re.search(r"\) (\w) ", pathlib.Path(f"/proc/{pid}/stat").read_text()).group(1)
     except (OSError, AttributeError):
@@ -41,7 +41,7 @@ def state_of(pid):
 
 
 def is_alive(pid):
-    """Whether any of its threads is; the first one may be gone while others still hold its files."""
+    """Returns whether any thread of it is alive. The first may have ended while others still hold its files."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -54,10 +54,11 @@ def parent_of(pid):
 
 
 class Job:
-    """A command as `size` ranks by `launcher` (a name of ranks.launchers()), in `place`, which holds its outputs.
+    """A command run as `size` ranks by `launcher` (a name of ranks.launchers()), in `place`, the folder of its
+    outputs.
 
-    `first`: what the shell of the rank `victim` does before it becomes the tool. `absent`: ranks that are not
-    started, and `before` what comes before the command of a rank (by TCP alone).
+    `first`: commands that the shell of the rank `victim` runs before it becomes the tool. `absent`: ranks that are not
+    started. `before`: words before the command of a rank (only by TCP).
     """
 
     def __init__(self, launcher, size, command, place, victim=None, first=":", absent=(),
@@ -70,7 +71,7 @@ class Job:
                        "DSCKPT_TEST_VICTIM": str(victim), "DSCKPT_TEST_FIRST": first}
         words = ["sh", "-c", WRAPPER, "sh", ranks.binary(command[0]), *map(str, command[1:])]
         self.seen = {}
-        if launcher == "tcp":
+        if launcher == "by hand":
             environment = {"DSCKPT_GROUP_DIR": str(place), "DSCKPT_GROUP_SIZE": str(size), **environment}
             self.processes = {rank: self.start([*before(rank), *words], dict(environment, DSCKPT_GROUP_RANK=str(rank)))
                               for rank in range(size) if rank not in absent}
@@ -85,7 +86,7 @@ class Job:
                                     start_new_session=True)
 
     def look(self):
-        """rank -> process number of those that run the tool now; what was seen is kept."""
+        """rank -> process number of those that run the tool now. Ranks that were seen are kept."""
         tool = os.path.realpath(ranks.binary("dsckpt"))
         for entry in os.listdir("/proc"):
             if not entry.isdigit() or int(entry) in self.seen.values():
@@ -102,7 +103,7 @@ class Job:
         return self.seen
 
     def process_of(self, rank, longest=30):
-        """Its number, as soon as it runs the tool; None if the job ends before."""
+        """The rank's process number, as soon as it runs the tool; None if the job ends before."""
         deadline = time.monotonic() + longest
         while rank not in self.look():
             if time.monotonic() > deadline or all(process.poll() is not None for process in self.processes.values()):
@@ -111,18 +112,18 @@ class Job:
         return self.seen[rank]
 
     def is_over(self, without=()):
-        """Whether the launcher and all ranks have ended, but those in `without`."""
+        """Returns whether the launcher and all ranks have ended, except those in `without`."""
         for rank, process in self.processes.items():
             if rank not in without and process.poll() is None:
                 return False
         return not any(is_alive(pid) for rank, pid in self.look().items() if rank not in without)
 
     def is_left_to(self, victim):
-        """Whether all ranks but this one have ended, though the launcher may wait for it."""
+        """Returns whether all other ranks have ended, though the launcher may wait for this one."""
         return not any(is_alive(pid) for rank, pid in self.look().items() if rank != victim)
 
     def wait(self, seconds, without=()):
-        """Seconds until it was over; None if it is not after so many."""
+        """Seconds until the job was over; None if it is not over after `seconds`."""
         begin = time.monotonic()
         while not self.is_over(without):
             if time.monotonic() - begin > seconds:
@@ -131,7 +132,8 @@ class Job:
         return time.monotonic() - begin
 
     def end(self):
-        """Kills what is left: ([status of the launcher or of the ranks], {rank or "launcher": (stdout, stderr)})."""
+        """Kills what still runs. Returns ([status of the launcher or of the ranks], {rank or "launcher": (stdout,
+        stderr)})."""
         for pid in [*self.look().values(), *(process.pid for process in self.processes.values())]:
             if is_alive(pid):
                 try:

@@ -1,4 +1,4 @@
-"""Tools that several processes run together: the ways to start them."""
+"""Ways to start tools that several processes run together."""
 import ctypes
 import os
 import pathlib
@@ -19,10 +19,10 @@ def binary(name):
 
 
 class Ranks:
-    """Processes that were started as the ranks of one group, by TCP. `limits` of a rank are called in it first."""
+    """Processes started as the ranks of one run, by hand. Each rank first calls its function in `limits`."""
 
-    def __init__(self, size, command, folder, environment=None, limits=None):
-        self.place = tempfile.mkdtemp(prefix="group-", dir=folder)
+    def __init__(self, size, command, folder, environment=None, limits=None, meet_in=None):
+        self.place = meet_in or tempfile.mkdtemp(prefix="group-", dir=folder)
         self.processes = []
         for rank in range(size):
             variables = dict(environment or os.environ, DSCKPT_GROUP_RANK=str(rank), DSCKPT_GROUP_SIZE=str(size),
@@ -32,7 +32,7 @@ class Ranks:
                 stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=(limits or {}).get(rank)))
 
     def wait(self, without=()):
-        """[(status, stdout, stderr)] by rank; None of those in `without`."""
+        """[(status, stdout, stderr)] by rank; None for those in `without`."""
         results = []
         try:
             for rank, process in enumerate(self.processes):
@@ -62,22 +62,22 @@ def libc_call(name, *args):
 
 
 def own_mounts():
-    """What this process mounts from now on is its own."""
+    """Makes future mounts of this process private."""
     libc_call("unshare", CLONE_NEWNS)
     libc_call("mount", None, b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None)
 
 
 def can_mount():
-    """Whether a process here may have mounts of its own."""
+    """Returns whether a process here may have private mounts."""
     code = "import ranks; ranks.own_mounts()"
     return subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parent,
                           capture_output=True).returncode == 0
 
 
 def mount_own_disk(node, source, rank, size):
-    """A disk at `node` that only this process sees, with what the ranks of one node have written of `source`.
+    """Mounts a disk at `node` that only this process sees, with the files of `source` that one node's ranks wrote.
 
-    The shards of data-parallel rank D are on node D % `size`. Files that are no rank's are on all, as
+    The shards of data-parallel rank D are on node D % `size`. Files that belong to no rank are on all nodes, as
     DeepSpeed's local rank 0 of each node writes them.
     """
     own_mounts()
@@ -89,7 +89,7 @@ def mount_own_disk(node, source, rank, size):
         owner = rank
         if found := re.search(r"zero_pp_rank_(\d+)_|expp_rank_(\d+)_", path.name):
             owner = int(found[1] or found[2]) % size
-        elif found := re.search(r"/offloaded_tensors/rank(\d+)/", str(path)):  # by the number of all ranks
+        elif found := re.search(r"/offloaded_tensors/rank(\d+)/", str(path)):  # numbered over all ranks
             owner = int(found[1]) // slices % size
         if path.is_dir():
             target.mkdir()
@@ -97,8 +97,8 @@ def mount_own_disk(node, source, rank, size):
             shutil.copy(path, target)
 
 
-def run_by_tcp(size, command, folder):
-    """The result of rank 0, as of one process; the others have its status and say nothing."""
+def run_by_hand(size, command, folder):
+    """The result of rank 0, like that of a single process. The other ranks have its status and print nothing."""
     results = Ranks(size, command, folder).wait()
     status, out, errors = results[0]
     for rank, other in enumerate(results[1:], 1):
@@ -116,19 +116,19 @@ def by_mpirun(size, folder):
 
 
 def by_srun(size, folder, *options):
-    """One rank a node as long as there are nodes; no MPI."""
-    words = ["srun", "--overcommit", "--kill-on-bad-exit", *options, "-N", str(min(size, 4)), "-n", str(size)]
+    """One rank for each node as long as there are nodes."""
+    words = ["srun", "--overcommit", *options, "-N", str(min(size, 4)), "-n", str(size)]
     return words, {"DSCKPT_GROUP_DIR": str(folder)}
 
 
-def by_srun_pmix(size, folder):
-    # The nodes are one machine, in which Open MPI would take ranks of several nodes for neighbours in memory.
-    return by_srun(size, folder, "--mpi=pmix")[0], {"OMPI_MCA_btl": "self,tcp"}
+def by_torchrun(size, folder):
+    """Its ranks are on this machine, and it starts a program that is no Python."""
+    port = 20000 + hash(str(folder)) % 10000
+    return ["torchrun", "--no-python", "--nproc-per-node", str(size), "--master-port", str(port)], {}
 
 
 def by_mpich(size, folder):
-    del folder
-    return [os.environ["MPICH_MPIEXEC"], "-n", str(size)], {"DSCKPT_MPI": os.environ["MPICH_PLUGIN"]}
+    return [os.environ["MPICH_MPIEXEC"], "-n", str(size)], {"DSCKPT_GROUP_DIR": tempfile.mkdtemp(dir=folder)}
 
 
 def runner(launcher):
@@ -141,30 +141,23 @@ def runner(launcher):
     return run
 
 
-def has_open_mpi():
-    """Whether mpirun is there and the plug-in was built for it."""
-    plugin = pathlib.Path(os.environ["DSCKPT_BIN"]).parent / "lib" / "libdsckpt_mpi.so"
-    return plugin.exists() and shutil.which("mpirun.openmpi") is not None
-
-
 def programs():
-    """name -> how it starts ranks, as by_mpirun(), of the launchers that are there.
+    """name -> function that starts ranks, such as by_mpirun(), for the launchers that are installed.
 
-    Slurm where SLURM_CONF names a cluster (slurm_cluster.py). MPICH where MPICH_MPIEXEC is its launcher and
-    MPICH_PLUGIN what its compiler has made of lib/group/mpi/plugin.cpp.
+    Slurm if SLURM_CONF names a cluster (slurm_cluster.py). MPICH if MPICH_MPIEXEC is its launcher.
     """
     found = {}
-    if has_open_mpi():
+    if shutil.which("mpirun.openmpi"):
         found["Open MPI"] = by_mpirun
     if "SLURM_CONF" in os.environ:
         found["srun"] = by_srun
-        if has_open_mpi():
-            found["srun --mpi=pmix"] = by_srun_pmix
+    if shutil.which("torchrun"):
+        found["torchrun"] = by_torchrun
     if "MPICH_MPIEXEC" in os.environ:
         found["MPICH"] = by_mpich
     return found
 
 
 def launchers():
-    """name -> function that runs a command with so many ranks; TCP by the environment is always there."""
-    return {"tcp": run_by_tcp, **{name: runner(launcher) for name, launcher in programs().items()}}
+    """name -> function that runs a command with so many ranks. Starting by hand, by the environment, is always there."""
+    return {"by hand": run_by_hand, **{name: runner(launcher) for name, launcher in programs().items()}}

@@ -1,7 +1,7 @@
 // repack_safetensors IN.safetensors FOLDER NAME
 //
-// Reads a safetensors file and lays its tensors and metadata out again as FOLDER/NAME, in falling
-// order of their names so that the layout has to sort.
+// Reads a safetensors file and lays out its tensors and metadata again as FOLDER/NAME. The names
+// are in falling order, so that the layout must sort.
 #include <cstdio>
 #include <utility>
 #include <vector>

@@ -1,9 +1,9 @@
-// report_file_system: a library for LD_PRELOAD that has folders lie on another file system.
+// report_file_system: a library for LD_PRELOAD that makes folders look like another file system.
 //
-//   REPORT_FILE_SYSTEM  what statfs says of everything (f_type), hexadecimal
-//   REPORT_ONLY         only of paths that begin with this; without it of all
-//   REPORT_SIZES        a file that gets, at the end, how long the longest read and the longest
-//                       write at a place were: "read 4194304"
+//   REPORT_FILE_SYSTEM  the result of statfs for everything (f_type), hexadecimal
+//   REPORT_ONLY         only for paths that begin with this
+//   REPORT_SIZES        a file that gets the length of the longest read and write at an offset, at
+//   the end: "read 4194304"
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-"""What the tests of `ckpt-inspect scan` share: payloads, and a folder in which nothing may have run."""
+"""Common parts of the tests of `ckpt-inspect scan`: payloads, and a folder in which nothing may have run."""
 import io
 import os
 import pathlib
@@ -14,17 +14,17 @@ MARKER = "dsckpt-malicious-pickle-ran"
 
 
 class Payload:
-    """What would leave a marker if it were loaded."""
+    """An object that would leave a marker if it were loaded."""
 
     def __reduce__(self):
         return os.system, ("touch " + MARKER,)
 
 
 def with_a_second_directory(outer, storage, records):
-    """The zip `outer` with another one inside, whose directory and end record are the comment.
+    """The zip `outer` with another one inside, whose directory and end record are in the comment.
 
-    The other one's records lie in the data of `storage`, which has to have room. torch takes the last end record,
-    whatever its comment says; what wants a comment of the right length takes the first one.
+    The inner records lie in the data of `storage`, which must have room. torch takes the last end record, whatever the
+    length of its comment. Readers that check the length take the first one.
     """
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as zipped:
@@ -35,7 +35,7 @@ def with_a_second_directory(outer, storage, records):
     size, begin = struct.unpack_from("<II", inner, end + 12)
     with zipfile.ZipFile(io.BytesIO(outer)) as zipped:
         kept = {name: zipped.read(name) for name in zipped.namelist()}
-    ahead = b"\x11" * 64  # so that the record does not begin as a zip
+    ahead = b"\x11" * 64  # keeps the record from beginning like a zip
     kept[storage] = ahead + inner[:begin]
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as zipped:
@@ -58,7 +58,7 @@ class ScanCase(CliTest):
 
     def setUp(self):
         super().setUp()
-        # What ran here would leave its marker here, where the tools run.
+        # Code that ran would leave its marker in this folder, where the tools run.
         self.previous = os.getcwd()
         os.chdir(self.root)
         self.addCleanup(os.chdir, self.previous)
@@ -86,7 +86,7 @@ class ScanCase(CliTest):
         return data
 
     def assert_harmless_beside_plain_files(self, folder):
-        """What is in the folder, and what Python and NumPy save, put beside it."""
+        """Everything in the folder is harmless, and so are files of Python and NumPy that are put beside it."""
         for protocol in range(6):
             (folder / f"plain{protocol}.pkl").write_bytes(
                 pickle.dumps({"a": numpy.arange(3), "b": {1, 2}, "c": bytearray(b"x"), "d": 1j}, protocol))

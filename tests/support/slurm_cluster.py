@@ -3,8 +3,8 @@
 
     slurm_cluster.py [--nodes 4] COMMAND ARGUMENTS...
 
-needs root, and slurmctld, slurmd, slurm-client and munge of the distribution. COMMAND finds the cluster by
-SLURM_CONF. Everything is kept in a temporary folder and ended with it.
+Needs root, and the distribution's slurmctld, slurmd, slurm-client and munge. COMMAND finds the cluster by SLURM_CONF.
+Everything is in a temporary folder, and ends with it.
 """
 import argparse
 import os
@@ -68,7 +68,7 @@ def start_munge(home):
 
 
 def start(home, nodes):
-    """The files with the daemons' process numbers."""
+    """Starts the daemons. Returns the files with their process numbers."""
     home.chmod(0o755)
     host = socket.gethostname()
     for name in ("state", "spool", "tmp"):

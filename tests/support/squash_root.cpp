@@ -1,5 +1,5 @@
-// squash_root: a library for LD_PRELOAD that has files of root seem to be nobody's, as on an NFS
-// server that exports with root_squash.
+// squash_root: a library for LD_PRELOAD that makes root's files look like nobody's. An NFS server
+// that exports with root_squash does the same.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>

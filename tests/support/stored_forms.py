@@ -1,4 +1,4 @@
-"""The same folder with its files of tensors stored in another form: packed, or as the zstd command leaves them."""
+"""Copies of a folder whose tensor files are stored in another form: packed, or compressed by the zstd command."""
 import pathlib
 import shutil
 import struct
@@ -22,12 +22,12 @@ def pack(source, target, *options):
 
 
 def one_frame(data):
-    """As `zstd FILE` does."""
+    """The same as `zstd FILE`."""
     return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(data)
 
 
 def one_frame_of_unknown_size(data):
-    """As `zstd < FILE` does: the header does not say how much follows."""
+    """The same as `zstd < FILE`: the header does not have the content's size."""
     compressor = zstandard.ZstdCompressor(level=1, write_checksum=True).compressobj()
     return compressor.compress(data) + compressor.flush()
 
@@ -37,13 +37,13 @@ def _pieces(data, size):
 
 
 def many_frames(data, size=3001):
-    """As `pzstd` does: a skippable frame before each, which says how long it is."""
+    """The same as `pzstd`: a skippable frame before each frame has its length."""
     frames = [zstandard.ZstdCompressor(level=1).compress(piece) for piece in _pieces(data, size)]
     return b"".join(struct.pack("<III", 0x184D2A50, 4, len(frame)) + frame for frame in frames) or one_frame(data)
 
 
 def with_seek_table(data, size=4093, checksums=True):
-    """By zstd's contrib/seekable_format."""
+    """The same as zstd's contrib/seekable_format."""
     pieces = _pieces(data, size)
     frames = [zstandard.ZstdCompressor(level=1).compress(piece) for piece in pieces]
     table = b""
@@ -60,7 +60,7 @@ ZSTD_FORMS = (one_frame, one_frame_of_unknown_size, many_frames, with_seek_table
 
 
 def zstd_copy(source, target, form=None):
-    """A copy of the folder in which NAME.zst stands for NAME, in all forms in turn or in one."""
+    """A copy of the folder with NAME.zst in place of NAME, in one form or in all forms in turn."""
     source, target = pathlib.Path(source), pathlib.Path(target)
     shutil.copytree(source, target)
     paths = [path for path in sorted(target.rglob("*")) if path.is_file() and is_of_tensors(path)]

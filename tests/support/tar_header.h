@@ -7,8 +7,8 @@
 
 namespace dsckpt::test {
 
-// `start` filled up with zeros to a block of 512 bytes, whose sum stands where a tar has it; as if
-// bytes were signed if `is_signed`.
+// `start` filled up with zeros to a block of 512 bytes, with the checksum of a tar. It is that of
+// signed bytes if `is_signed`.
 inline std::string with_tar_checksum(std::string start, bool is_signed = false) {
   constexpr size_t kSum = 148;
   start.resize(512, '\0');

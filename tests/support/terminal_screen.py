@@ -1,4 +1,4 @@
-"""What a program shows that takes the whole terminal, by the terminal emulator pyte."""
+"""The screen of a program that takes the whole terminal, by the terminal emulator pyte."""
 import fcntl
 import pathlib
 import re
@@ -9,16 +9,16 @@ import time
 import pyte
 from pseudo_terminal import Terminal
 
-# The keys that are no characters, as TERM=linux has them.
+# The keys that are not characters, for TERM=linux.
 KEYS = {"UP": "\x1b[A", "DOWN": "\x1b[B", "RIGHT": "\x1b[C", "LEFT": "\x1b[D", "HOME": "\x1b[1~", "END": "\x1b[4~",
         "PAGEUP": "\x1b[5~", "PAGEDOWN": "\x1b[6~", "ENTER": "\r", "TAB": "\t", "ESC": "\x1b", "BACKSPACE": "\x7f",
         "SPACE": " "}
 
-SIGNS = "\x03\x1a\x1c\x11\x13"  # to the terminal: signals, and that it stops and goes on
+SIGNS = "\x03\x1a\x1c\x11\x13"  # signals of the terminal, and flow control
 
 
 class TerminalScreen(Terminal):
-    """Keys are typed one by one: the next when the program waits for it."""
+    """Types keys one by one, each when the program waits for it."""
 
     def __init__(self, command, columns, environment, rows=24, **options):
         self.screen = pyte.Screen(columns, rows)
@@ -28,7 +28,7 @@ class TerminalScreen(Terminal):
                          controls=True, **options)
 
     def _feed(self, seconds):
-        """Whether something came; None when the other end is closed."""
+        """Returns whether output came; None when the other end is closed."""
         more = self._read(seconds)
         if more is None:
             return None
@@ -40,11 +40,11 @@ class TerminalScreen(Terminal):
         try:
             return all(re.sub(r".*\) ", "", (task / "stat").read_text(), flags=re.S).startswith("S")
                        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir())
-        except OSError:  # it has just ended
+        except OSError:  # the program has just ended
             return False
 
     def _bytes_read(self):
-        """By the program, since its start; none if nothing tells."""
+        """Bytes that the program has read since its start; none if unknown."""
         try:
             content = pathlib.Path(f"/proc/{self.process.pid}/io").read_text()
             return int(re.search(r"^rchar: (\d+)$", content, re.M)[1])
@@ -52,7 +52,7 @@ class TerminalScreen(Terminal):
             return None
 
     def type(self, text):
-        """What was typed does not lie before a program at once that waits for it, least of all on a busy machine."""
+        """Types a text. It may take a moment until the waiting program can read it, above all on a busy machine."""
         before = self._bytes_read()
         super().type(text)
         if before is None or any(sign in text for sign in SIGNS):
@@ -65,7 +65,7 @@ class TerminalScreen(Terminal):
                 raise AssertionError(f"{text!r} is not read: {self.rows()!r}")
 
     def settle(self, seconds=120):
-        """Until nothing more comes, and the program waits for keys and reads nothing. The rows."""
+        """Waits until no more output comes, and the program waits for keys. Returns the rows."""
         end = time.monotonic() + seconds
         quiet = 0
         while quiet < 2:
@@ -79,7 +79,7 @@ class TerminalScreen(Terminal):
         return self.rows()
 
     def wait_until(self, seen, seconds=120):
-        """Until `seen`, a function of the rows, is true. The rows."""
+        """Waits until `seen`, a function of the rows, is true. Returns the rows."""
         end = time.monotonic() + seconds
         while not seen(self.rows()):
             if self._feed(0.05) is None or time.monotonic() > end:
@@ -87,7 +87,7 @@ class TerminalScreen(Terminal):
         return self.rows()
 
     def press(self, *keys):
-        """Types keys, names in KEYS or else characters, all of one argument at once. The rows after them."""
+        """Types keys, names in KEYS or else characters, those of one argument at once. Returns the rows after them."""
         rows = self.rows()
         for key in keys:
             self.type(KEYS.get(key, key))
@@ -102,7 +102,7 @@ class TerminalScreen(Terminal):
         return [row.rstrip() for row in self.screen.display]
 
     def highlighted(self):
-        """The numbers of the rows that stand out from their first column on."""
+        """The numbers of the rows that are highlighted from their first column on."""
         return [i for i in range(self.screen.lines) if self.screen.buffer[i][0].reverse]
 
     def resize(self, columns, rows):
@@ -111,7 +111,7 @@ class TerminalScreen(Terminal):
         return self.settle()
 
     def quit(self, key="q"):
-        """The exit code, and what came on the terminal since the start."""
+        """Ends the program. Returns the exit code, and the terminal's output since the start."""
         self.type(KEYS.get(key, key))
         text, code = self.rest()
         return code, self.raw + text

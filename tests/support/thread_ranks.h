@@ -1,47 +1,45 @@
-// Groups whose ranks are threads of the test.
+// Ranks of a meeting that are threads of the test.
 #pragma once
 
-#include <sys/socket.h>
-
-#include <array>
-#include <cstdlib>
 #include <functional>
 #include <future>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "exec/follower.h"
-#include "exec/rank_words.h"
-#include "group/group.h"
+#include "exec/meeting.h"
+#include "support/temp_file.h"
 
 namespace dsckpt::test {
 
 // The exit status that run_ranks() ends the others with.
 inline constexpr int kEndStatus = 5;
+inline const MeetingOptions kMeeting{.program = "dsckpt 1"};
 
-// Calls `lead` as rank 0 of a group whose other ranks follow, and ends them. Returns their
-// statuses. `progress` is that of all others.
-inline std::vector<int> run_ranks(int ranks, Progress& progress, const Answer& answer,
-                                  const std::function<void(Group&)>& lead) {
-  constexpr std::chrono::seconds kSilence{60};
-  std::vector<Group::Peer> peers;
+// Calls `lead` as rank 0 of a meeting whose other ranks follow, and ends them. Returns their
+// statuses; of one that `interrupted` has stopped, -1.
+inline std::vector<int> run_ranks(int ranks, const AnswerTask& answer,
+                                  const std::function<void(Meeting&)>& lead,
+                                  const std::atomic<bool>& interrupted = false) {
+  const TempFolder folder;
+  const Environment environment = [path = folder.path().string()](const char* name) {
+    return name == std::string("DSCKPT_GROUP_DIR") ? path.c_str() : nullptr;
+  };
   std::vector<std::future<int>> others;
   for (int rank = 1; rank < ranks; ++rank) {
-    std::array<int, 2> ends{};
-    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
-    const Member member{rank, "n" + std::to_string(rank)};
-    peers.push_back({ends[0], member});
-    others.push_back(std::async(std::launch::async, [=, &progress, &answer] {
-      Group group(member, ranks, {{ends[1], {0, "n0"}}}, kSilence);
-      return follow(group, 2, progress, answer);
+    others.push_back(std::async(std::launch::async, [=, &answer, &interrupted] {
+      try {
+        Attendance attendance({"test", rank, ranks, "1"}, kMeeting, environment, interrupted);
+        return follow(attendance, rank, kMeeting, 2, answer);
+      } catch (const InterruptedError&) {
+        return -1;
+      }
     }));
   }
   {
-    Group group({0, "n0"}, ranks, std::move(peers), kSilence);
-    lead(group);
-    group.send_to_all(static_cast<uint32_t>(Word::end), encode_number(kEndStatus));
-    group.close();
+    Meeting meeting({"test", 0, ranks, "1"}, kMeeting, environment);
+    lead(meeting);
+    meeting.end(kEndStatus);
   }
   std::vector<int> statuses;
   for (auto& other : others) statuses.push_back(other.get());

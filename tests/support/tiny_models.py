@@ -1,4 +1,4 @@
-"""Tiny random models of transformers' classes, and what of their names on the hub the tools have to say.
+"""Tiny random models of transformers' classes, and comparisons of their names with those on the hub.
 
 Needs torch and transformers.
 """
@@ -19,7 +19,7 @@ import make_names
 
 MOST_ELEMENTS = 110_000_000
 
-# Sizes by the names that configurations give them: patterns of whole names, the first that fits.
+# Sizes by their names in configurations: patterns for whole names, of which the first match counts.
 SIZES = [
     (r"first_k_dense_replace|n_group|topk_group|num_nextn_predict_layers", 1),
     (r"(num_)?(hidden_layers|layers|encoder_layers|decoder_layers|blocks)|n_layers?|depth", 2),
@@ -45,7 +45,8 @@ LAYERS_AND_WORDS = LAYERS_ONLY + [size for size in SIZES if "vocab" in size[0]]
 
 
 def smaller(values, sizes):
-    """A configuration's dict with small numbers; lists of a layer each are as long as there are layers then."""
+    """A configuration's dict with small numbers. Lists with an item for each layer get as many items as there are
+    layers."""
     old_layers = values.get("num_hidden_layers", values.get("num_layers"))
     made = {}
     for key, value in values.items():
@@ -64,7 +65,7 @@ def smaller(values, sizes):
 
 
 def make(name, seed=1):
-    """A model with random numbers in everything, or None for what is not made of a configuration alone."""
+    """A model with random numbers everywhere, or None if a configuration alone makes no model."""
     model_class = getattr(transformers, name)
     arguments = next((value for key, value in make_names.ARGUMENTS.items() if name.startswith(key)), {})
     defaults = model_class.config_class(**arguments)
@@ -76,7 +77,7 @@ def make(name, seed=1):
             if elements > MOST_ELEMENTS:
                 continue
             model = model_class(config)
-        except Exception:  # whatever such sizes are not possible for
+        except Exception:  # such sizes are impossible for this model
             continue
         fill(model, seed)
         return model
@@ -92,7 +93,7 @@ def fill(model, seed):
 
 
 def save(model, folder):
-    """folder/hub as save_pretrained writes it, and folder/module: the state_dict beside the same config.json."""
+    """Writes folder/hub with save_pretrained, and folder/module: the state_dict beside the same config.json."""
     hub, module = pathlib.Path(folder, "hub"), pathlib.Path(folder, "module")
     model.save_pretrained(hub)
     module.mkdir()
@@ -110,7 +111,7 @@ def tensors_in(folder):
 
 
 def with_aliases(folder):
-    """The same with the names that the metadata says are tied to these."""
+    """The tensors, and the names that are tied to them by the metadata."""
     tensors = tensors_in(folder)
     for path in files_of(folder):
         with safe_open(path, "pt") as file:
@@ -126,7 +127,7 @@ def same_bits(a, b):
 
 
 def differences(theirs, ours, ignored=()):
-    """What is wrong with `ours`: everything that they have, with these bits, and no more than what is tied to it."""
+    """The errors in `ours`: it must have all of their tensors, bit by bit, and no others except tied ones."""
     found = [f"lacks {name}" for name in theirs if name not in ours]
     found += [f"unlike: {name}" for name in theirs if name in ours and not same_bits(theirs[name], ours[name])]
     for name in ours:
@@ -142,7 +143,7 @@ def ignored_by(model):
 
 
 def check_to_hub(model, hub, module, output):
-    """What zero-to-fp32 of the module's tensors has that save_pretrained has not, or the other way round."""
+    """The differences between zero-to-fp32's output for the module's tensors and save_pretrained's."""
     done = tools.run_tool("zero-to-fp32", module, output, "--safe-serialization", "--dtype=keep", "--json")
     if done.returncode != 0:
         return [f"zero-to-fp32: exit status {done.returncode}: {done.stderr}"]
@@ -156,9 +157,9 @@ def check_to_hub(model, hub, module, output):
 
 
 def check_to_module(model, hub, module, folder):
-    """The same of to-universal of what save_pretrained wrote: it has to have the module's parameters.
+    """The differences between to-universal's output for save_pretrained's files and the module's parameters.
 
-    Where it says that names alone do not tell them, it gets them with --like.
+    If it reports that names alone do not suffice, it gets them with --like.
     """
     output, options = pathlib.Path(folder, "start", "universal"), []
     done = tools.run_tool("to-universal", hub, output)
@@ -176,14 +177,14 @@ def check_to_module(model, hub, module, folder):
     buffers = {name: value.float() for name, value in model.named_buffers() if value.is_floating_point()}
     found = [f"has {name}" for name in ours if name not in state]
     found += [f"lacks {name}" for name in theirs if name not in ours and name not in tied_names(model)]
-    # A universal checkpoint has no tensor of no dimension.
+    # A universal checkpoint has no scalar tensors.
     found += [f"unlike: {name}" for name, value in {**buffers, **theirs}.items()
               if name in ours and not same_bits(torch.atleast_1d(value).contiguous(), ours[name].contiguous())]
     return found, options
 
 
 def tied_names(model):
-    """Names of parameters that others have, too, and which may be left out."""
+    """Names of parameters that have other names too, and may be left out."""
     by_place = {}
     for name, value in model.named_parameters(remove_duplicate=False):
         by_place.setdefault(value.data_ptr(), []).append(name)

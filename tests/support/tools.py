@@ -1,7 +1,7 @@
-"""What all tests of the tools share: how a tool is started, and which checkpoints testdata/ has. Needs only Python.
+"""Common parts of all tests of the tools: how to start a tool, and the checkpoints in testdata/. Needs only Python.
 
-Environment: DSCKPT_BIN is the folder of the built tools, DSCKPT_TESTDATA the folder testdata/.
-DSCKPT_CASES, a regular expression, restricts a run to some cases.
+Environment: DSCKPT_BIN is the folder of the built tools, DSCKPT_TESTDATA the folder testdata/. DSCKPT_CASES, a regular
+expression, restricts a run to some cases.
 """
 import functools
 import json
@@ -16,7 +16,7 @@ from lost_race import without_lost_race
 
 
 def run_tool(name, *arguments, **options):
-    """Runs a tool; returns the finished process, whatever its exit code. `options` go to subprocess.run."""
+    """Runs a tool. Returns the finished process, whatever its exit code. `options` go to subprocess.run."""
     binary = pathlib.Path(os.environ["DSCKPT_BIN"]) / name
     options = {"capture_output": True, "text": True, "errors": "replace", "timeout": 120, **options}
     done = subprocess.run([str(binary), *map(str, arguments)], **options)
@@ -25,7 +25,7 @@ def run_tool(name, *arguments, **options):
 
 
 def filled(command, source, output):
-    """A command's words, with these for IN and OUT."""
+    """A command's words, with IN and OUT replaced."""
     return [{"IN": str(source), "OUT": str(output)}.get(word, word) for word in command]
 
 
@@ -34,13 +34,13 @@ def reads_object_stores():
 
 
 def skip_without_object_stores():
-    """A module's setUpModule()."""
+    """For use as a module's setUpModule()."""
     if not reads_object_stores():
         raise unittest.SkipTest("this build reads no object stores")
 
 
 class Case:
-    """One checkpoint folder and what must come out of it, as torch_files.py's tensors; oracle.py has torch's."""
+    """A checkpoint folder and its expected results, as tensors of torch_files.py; oracle.py has torch's."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -54,7 +54,7 @@ class Case:
     @staticmethod
     def load_file(path):
         """name -> tensor of a safetensors file."""
-        import torch_files  # and NumPy, where values are asked for
+        import torch_files  # and NumPy, if values are needed
         return torch_files.load_file(path)
 
     @staticmethod
@@ -71,7 +71,7 @@ class Case:
         return torch_files.tensor(array)
 
     def expected(self, name):
-        """The tensors of expected/NAME.safetensors, or None where DeepSpeed could not make them."""
+        """The tensors of expected/NAME.safetensors, or None if DeepSpeed could not make them."""
         path = self.folder / "expected" / f"{name}.safetensors"
         return self.load_file(path) if path.exists() else None
 
@@ -87,15 +87,15 @@ class Case:
 
     @functools.cached_property
     def frozen(self):
-        """Names that --exclude_frozen_parameters leaves out. From stage 2 on DeepSpeed counts a trainable
-        parameter without elements among the frozen ones, since no optimizer owns it."""
+        """Names that --exclude_frozen_parameters leaves out. From stage 2 on, DeepSpeed counts a trainable parameter
+        without elements as frozen, since no optimizer owns it."""
         empty = [name for name, shape in self.facts["param_shapes"].items() if not math.prod(shape)]
         return {*self.facts["frozen"], *(empty if self.stage >= 2 else [])}
 
     def truth(self, exclude_frozen=False, dtype="float32", keep_fp32=None):
-        """name -> tensor of the whole output, aliases included, from the live engine alone.
+        """name -> tensor of the whole output, including aliases, from the live engine alone.
 
-        `dtype` is float32, float16, bfloat16, or keep, which leaves alone what has no master.
+        `dtype` is float32, float16, bfloat16, or keep, which does not change tensors without masters.
         """
         skipped = self.frozen if exclude_frozen or self.facts["exclude_frozen_parameters"] else set()
         result = {}
@@ -121,13 +121,13 @@ def every_case(folder, kind=Case):
 
 
 def cases_in(folder, kind=Case):
-    """Those that DSCKPT_CASES, a regular expression, leaves; everything without it."""
+    """The cases that match DSCKPT_CASES, a regular expression; all cases without it."""
     wanted = re.compile(os.environ.get("DSCKPT_CASES", ""))
     return [case for case in every_case(folder, kind) if wanted.search(case.name)]
 
 
 def all_cases(kind=Case):
-    """The data-parallel cases: every tool is to read them."""
+    """The data-parallel cases, which every tool must read."""
     return cases_in("checkpoints", kind)
 
 
@@ -136,7 +136,7 @@ def model_parallel_cases(kind=Case):
 
 
 def case_named(name, kind=Case):
-    """The case of that name, whatever DSCKPT_CASES leaves out."""
+    """The case of that name, even if DSCKPT_CASES leaves it out."""
     case, = (c for folder in ("checkpoints", "model_parallel") for c in every_case(folder, kind) if c.name == name)
     return case
 

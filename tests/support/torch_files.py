@@ -1,11 +1,11 @@
-"""Files of torch and safetensors, read and written with NumPy alone, for tests that run where no torch is.
+"""Files of torch and safetensors, read and written with only NumPy, for tests without torch.
 
-Names are torch's: load, save, Tensor, Parameter, Size, zeros, cat and so on do what torch's do. Types are called by
-name, "float32". NumPy knows no bfloat16 and no 8-bit floats: Tensor.array has their bits, Tensor.values their numbers.
+Names are torch's: load, save, Tensor, Parameter, Size, zeros, cat and so on do the same as torch's. Types have names,
+"float32". NumPy has no bfloat16 and no 8-bit floats: Tensor.array has their bits, Tensor.values their numbers.
 
-What a pickle names that is not Python's or NumPy's is not looked for: named("torch", "float16") stands in for it, and
-is saved under that name again. Pickles and archives are torch's byte by byte; oracle/torch_files_test.py holds them
-against torch's own.
+Names in pickles that are not Python's or NumPy's are not imported: named("torch", "float16") stands in for one, and is
+saved under that name again. Pickles and archives equal torch's byte by byte; oracle/torch_files_test.py compares them
+with torch's own.
 """
 import collections
 import contextlib
@@ -27,8 +27,8 @@ import zlib
 
 import numpy
 
-# name of the type: its storage's class in torch, its name in safetensors, NumPy's type of its bits. In the order in
-# which safetensors sorts.
+# Name of the type: its storage class in torch, its name in safetensors, NumPy's type for its bits. The order is that
+# in which safetensors sorts.
 TYPES = {
     "uint64": (None, "U64", "u8"), "int64": ("LongStorage", "I64", "i8"), "float64": ("DoubleStorage", "F64", "f8"),
     "complex64": ("ComplexFloatStorage", "C64", "c8"), "float32": ("FloatStorage", "F32", "f4"),
@@ -43,7 +43,7 @@ _OF_SAFETENSORS = {short: name for name, (_, short, _) in TYPES.items()}
 
 
 def _fp8_numbers(dtype):
-    """Of each of the 256 bytes."""
+    """The number of each of the 256 bytes."""
     code = numpy.arange(256)
     if dtype == "float8_e5m2":
         return (code << 8).astype("u2").view("f2").astype("f4")
@@ -54,14 +54,14 @@ def _fp8_numbers(dtype):
 
 
 def decoded(bits, dtype):
-    """The numbers of an array of bits: float32 for types that NumPy does not know, else the array itself."""
+    """The numbers of an array of bits: float32 for types that NumPy lacks, else the array itself."""
     if dtype == "bfloat16":
         return numpy.left_shift(bits, 16, dtype="u4").view("f4")
     return _fp8_numbers(dtype)[bits] if dtype.startswith("float8") else bits
 
 
 def encoded(numbers, dtype):
-    """The bits of numbers, rounded as torch does: to nearest, ties to even. The largest 8-bit float is the limit."""
+    """The bits of numbers, rounded like torch: to nearest, ties to even. The largest 8-bit float is the limit."""
     with numpy.errstate(all="ignore"):
         numbers = numpy.asarray(numbers)
         if dtype == "bfloat16":
@@ -86,7 +86,8 @@ class Storage:
 
 
 class Tensor:
-    """`array`: its bits, which tensors of one storage share. Attributes that are set besides are saved with it."""
+    """`array` has the tensor's bits. Tensors with the same storage share them. Other attributes are saved with the
+    tensor."""
     __slots__ = ("array", "dtype", "storage", "requires_grad", "__dict__")
 
     def __init__(self, array, dtype, storage=None, requires_grad=False):
@@ -127,7 +128,7 @@ class Tensor:
         return self.values.tolist()
 
     def tobytes(self):
-        """Of its elements, one after the other."""
+        """The bytes of the elements, one after the other."""
         return self.array.tobytes()
 
     def clone(self):
@@ -149,7 +150,7 @@ class Tensor:
         return self._of(self.array)
 
     def _of(self, array):
-        """A view of the storage, or what NumPy had to copy."""
+        """A view of the storage, or NumPy's copy."""
         return Tensor(array, self.dtype, self.storage if numpy.may_share_memory(array, self.storage.bits) else None)
 
     def __len__(self):
@@ -226,12 +227,12 @@ def _view(storage, offset, shape, stride):
 
 
 def _shape(shape):
-    """Sizes one by one, or in one tuple or list."""
+    """Sizes as separate arguments, or in one tuple or list."""
     return shape[0] if shape and not isinstance(shape[0], int) else shape
 
 
 def tensor(values, dtype=None):
-    """Python's floats are float32, as in torch; arrays keep their type."""
+    """Python's floats become float32, as in torch; arrays keep their type."""
     array = numpy.array(values)
     if dtype is None:
         dtype = "float32" if array.dtype == "f8" and not isinstance(values, numpy.ndarray) else array.dtype.name
@@ -268,7 +269,7 @@ def same_bits(a, b):
 
 
 def equal(a, b):
-    """As numbers: -0 is 0, and NaN is not NaN."""
+    """Compares numbers: -0 equals 0, and NaN does not equal NaN."""
     return a.dtype == b.dtype and numpy.array_equal(a.values, b.values)
 
 
@@ -283,7 +284,7 @@ class Reduced:
 
 
 class StandIn:
-    """An object of a class that is not here, kept as it was pickled: how it was made, and its attributes."""
+    """An object whose class is not importable, kept as it was pickled: the call that made it, and its attributes."""
     __slots__ = ("made", "state", "__dict__")
 
     def __new__(cls, *arguments):
@@ -318,7 +319,7 @@ MODULES = {}
 
 
 def named(module, name):
-    """What stands in for the class or the function of that name, and for a value such as torch.float32."""
+    """A stand-in for the class or function of that name, or for a value such as torch.float32."""
     for part in itertools.accumulate(module.split("."), "{}.{}".format):
         home = MODULES.setdefault(part, types.ModuleType(part))
     if not hasattr(home, name):
@@ -327,7 +328,7 @@ def named(module, name):
 
 
 def new(kind, **attributes):
-    """An object of a class that is not here, as copyreg.__newobj__ makes it."""
+    """An object whose class is not importable, as copyreg.__newobj__ makes it."""
     made = kind.__new__(kind)
     made.__dict__.update(attributes)
     return made
@@ -343,13 +344,13 @@ _importing = threading.Lock()
 
 
 def importable():
-    """The modules of what `named` has made are there: pickle looks for a class before it writes its name."""
+    """Makes the modules of all `named` objects importable: pickle looks for a class before it writes its name."""
     return importing(dict(MODULES))
 
 
 @contextlib.contextmanager
 def importing(modules):
-    """These modules, by name, are what is imported, for one thread at a time."""
+    """Makes these modules, by name, importable for one thread at a time."""
     with _importing:
         before = {name: sys.modules[name] for name in modules if name in sys.modules}
         sys.modules.update(modules)
@@ -362,7 +363,7 @@ def importing(modules):
 
 
 def _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks, metadata=None):
-    assert not metadata, metadata  # a conjugate
+    assert not metadata, metadata  # of a conjugate tensor
     return Tensor(_view(storage, offset, size, stride), storage.dtype, storage, requires_grad)
 
 
@@ -389,7 +390,7 @@ _BUILDERS = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """`storage_of`: (key, elements, type, or None where bytes are counted) -> Storage."""
+    """`storage_of`: (key, elements, type, or None if bytes are counted) -> Storage."""
 
     def __init__(self, file, storage_of):
         super().__init__(file, encoding="utf-8")
@@ -399,14 +400,14 @@ class _Unpickler(pickle.Unpickler):
         if f"{module}.{name}" in _BUILDERS:
             return _BUILDERS[f"{module}.{name}"]
         if not hasattr(numpy, "_core"):
-            module = module.replace("numpy._core", "numpy.core")  # as NumPy 1 calls it
+            module = module.replace("numpy._core", "numpy.core")  # NumPy 1's name
         if module.split(".")[0] in {*sys.stdlib_module_names, "__builtin__", "numpy"}:
             return super().find_class(module, name)
         return named(module, name)
 
 
 class _Pickler(pickle.Pickler):
-    """`storages`: key -> Storage, in the order in which they were met."""
+    """`storages`: key -> Storage, in the order of their first use."""
 
     def __init__(self, file, legacy=False):
         super().__init__(file, 2)
@@ -417,7 +418,7 @@ class _Pickler(pickle.Pickler):
             return None
         key = self.keys.setdefault(id(value), str(len(self.keys)))
         if self.legacy:
-            key = str((1 << 46) + 64 * int(key))  # an address, of which torch makes a text each time
+            key = str((1 << 46) + 64 * int(key))  # like the address that torch writes as a text each time
         self.storages[key] = value
         name, count = TYPES[value.dtype][0], value.bits.size if TYPES[value.dtype][0] else value.bits.nbytes
         kind = named("torch", name) if name else named("torch.storage", "UntypedStorage")
@@ -425,12 +426,12 @@ class _Pickler(pickle.Pickler):
 
 
 def _of_bytes(data, dtype):
-    dtype = dtype or "uint8"  # until a tensor says what it has
+    dtype = dtype or "uint8"  # until a tensor has a type
     return Storage(numpy.frombuffer(bytearray(data), TYPES[dtype][2]), dtype)
 
 
 def load(path):
-    """What torch.save wrote, as a zip or in its old form."""
+    """Reads a file of torch.save, a zip or its old form."""
     data = pathlib.Path(path).read_bytes()
     if not data.startswith(b"PK"):
         return _load_legacy(io.BytesIO(data))
@@ -441,7 +442,7 @@ def load(path):
         top = archive.namelist()[0].split("/")[0]
 
         def storage_of(key, count, dtype):
-            if key not in storages or not count:  # as in torch, no two tensors share nothing
+            if key not in storages or not count:  # as in torch, empty tensors share nothing
                 storages[key] = _of_bytes(archive.read(f"{top}/data/{key}"), dtype)
             return storages[key]
 
@@ -466,7 +467,7 @@ def _load_legacy(file):
 
 
 def loads(data):
-    """What a pickle without storages holds."""
+    """The value of a pickle without storages."""
     return _Unpickler(io.BytesIO(data), None).load()
 
 
@@ -489,8 +490,8 @@ def save(value, path, **options):
 
 
 def saved(value, name="archive", legacy=False, checksums=True):
-    """What torch.save writes: a zip, or with `legacy` its old form. Without `checksums` as set_crc32_options(False)
-    has it."""
+    """The bytes that torch.save writes: a zip, or its old form with `legacy`. Without `checksums`, the same as after
+    set_crc32_options(False)."""
     if legacy:
         return _legacy(value)
     pickle_, storages = pickled(value)
@@ -502,14 +503,14 @@ def saved(value, name="archive", legacy=False, checksums=True):
 
 @contextlib.contextmanager
 def edited(path, **options):
-    """The value in a file; what the block makes of it is saved under the same name."""
+    """Yields the value in a file. The value that the block leaves is saved under the same name."""
     value = load(path)
     yield value
     save(value, path, **options)
 
 
 def archive(records, checksums=True):
-    """A zip as torch writes it: lib/format/FORMATS.md."""
+    """A zip like torch's: lib/format/FORMATS.md."""
     out, directory = bytearray(), bytearray()
     for name, data in records:
         name = name.encode()
@@ -552,7 +553,7 @@ def load_file(path):
 
 
 def save_file(tensors, path, metadata=None):
-    """As safetensors.torch.save_file."""
+    """Writes the same as safetensors.torch.save_file."""
     order = list(TYPES)
     entries, data = {"__metadata__": metadata} if metadata else {}, bytearray()
     for name, value in sorted(tensors.items(), key=lambda item: (order.index(item[1].dtype), item[0].encode())):

@@ -1,5 +1,5 @@
-// What the tests of the tensor-parallel rules share: the samples' slices as tensors in a file, the
-// bits of what is made of them, and errors by the name of their class.
+// Common parts of the tests of tensor-parallel rules. They are the samples' slices as tensors in a
+// file, the bits of merged tensors, and errors by the names of their classes.
 #pragma once
 
 #include <gtest/gtest.h>

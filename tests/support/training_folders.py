@@ -1,7 +1,7 @@
-"""Folders as trainings leave them, built of real checkpoints by chance, with the truth of what lies where.
+"""Random folders such as trainings leave, built from real checkpoints, with the true place of each.
 
-A seed always makes the same folder. Each saved state is a copy of a test checkpoint whose files say another step; which
-checkpoint it is a copy of tells whether a tool took the right one.
+A seed always makes the same folder. Each saved state is a copy of a test checkpoint whose files have another step. The
+checkpoint that a tool reads shows whether it took the right copy.
 """
 import dataclasses
 import os
@@ -13,7 +13,7 @@ import cli_common
 import tools
 import torch_files
 
-# Of one model each: the same parameters, other values.
+# The checkpoints of a family have the same model: the same parameters with other values.
 FAMILIES = [
     ["z1_bf16_w2", "z2_bf16_w2", "z2_fp16_w2", "z3_fp16_w2", "z1_fp32_w2", "z2_fp32_radam_w2", "z0_fp16_w2"],
     ["z1_fp32_w1", "z2_fp32_full_w3", "z3_fp32_full_w2", "z0_fp32_w2"],
@@ -25,7 +25,7 @@ MODELS = ["actor", "critic", "reward", "generator", "discriminator", "ema", "ref
 
 @dataclasses.dataclass
 class State:
-    path: str  # below the folder, as a user gives it
+    path: str  # below the folder, as the user gives it
     case: tools.Case
     step: int
     model: str = ""
@@ -36,9 +36,9 @@ class Scene:
     folder: pathlib.Path
     what: str
     states: list
-    # The states that a tool may take, any of them; empty: it has to refuse, with exit status 3.
+    # The states that a tool may choose. If there are none, it must refuse with exit status 3.
     right: list
-    # Whether refusing is wrong.
+    # True: a refusal is an error.
     clear: bool = False
     arguments: tuple = ()
 
@@ -54,7 +54,7 @@ class Maker:
         return self.random.choice(choices)
 
     def copy(self, case, step, folder):
-        """A tag's folder: the shards of `case`, which say that `step` steps were made; None: they do not say it."""
+        """A tag's folder: the shards of `case` with `step` as their number of steps; None: without a number."""
         made = self.scratch / "pieces" / f"{case.name}-{step}"
         if not made.exists():
             shutil.copytree(case.tag_folder, made)
@@ -81,7 +81,7 @@ class Maker:
         }[scheme]
 
     def save(self, folder, name, case, step, model=""):
-        """With a `latest` of its own as the Trainer has it, or a tag's folder alone."""
+        """Saves a folder with its own `latest` like the Trainer, or only a tag's folder."""
         at = folder / name
         if self.pick(True, False):
             self.copy(case, step, at / f"global_step{step}")
@@ -119,13 +119,13 @@ class Maker:
         elif extra == "copy":
             shutil.copytree(folder / some.path, folder / below / "best")
         elif extra == "partial":
-            # A copy that lacks an optimizer file, of a state that is there.
+            # A copy of an existing state without an optimizer file.
             shutil.copytree(folder / some.path, folder / below / "last")
             lost = next(iter((folder / below / "last").rglob("*optim_states.pt")), None)
             if lost:
                 lost.unlink()
         elif extra == "empty":
-            # A save that a power cut has emptied is no state.
+            # A save that a power cut has emptied is not a state.
             shutil.copytree(folder / some.path, folder / below / "global_step99999")
             for path in (folder / below / "global_step99999").rglob("*.pt"):
                 path.write_bytes(b"")
@@ -143,7 +143,7 @@ class Maker:
         return Scene(folder, "latest", states, [chosen], clear=True)
 
     def models(self, folder):
-        """Several models, saved at several steps; asked for one, or for none."""
+        """Several models, saved at several steps. The tool asks for one of them, or for none."""
         names = self.random.sample(MODELS[:7], self.pick(2, 3))
         steps = sorted(self.steps(2))
         families = [self.random.sample(self.pick(*FAMILIES), 2) for _ in names]
@@ -159,7 +159,7 @@ class Maker:
                      arguments=("--model", asked) if asked else ())
 
     def models_of_a_step(self, folder):
-        """Accelerate's: the tags of one folder, whose `latest` names the last that was saved."""
+        """Accelerate's form: the tags of one folder, whose `latest` names the one that was saved last."""
         names = self.pick(["pytorch_model", "pytorch_model_1"], ["generator", "discriminator"], ["model", "model_ema"])
         cases = self.cases(2, FAMILIES[self.pick(0, 1)])
         step = self.steps(1)[0]
@@ -210,7 +210,7 @@ class Maker:
                 torch_files.save_file({"stranger": torch_files.zeros(3)}, scene.folder / "model.safetensors")
 
     def touch(self, folder):
-        """Times say nothing: all equal, or by chance."""
+        """Times are no clue: all are equal, or random."""
         equal = self.pick(True, False)
         for path in [*folder.rglob("*"), folder]:
             time = 1_700_000_000 + (0 if equal else self.random.randrange(10 ** 6))

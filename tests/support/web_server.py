@@ -1,7 +1,7 @@
-"""Web servers on the loopback: one with folders and their indexes in several servers' forms, over TLS too, and a proxy.
+"""Web servers on the loopback: one with folders and several servers' forms of indexes, over TLS too, and a proxy.
 
-The index forms are those of Python's http.server (its own code), of nginx (ngx_http_autoindex_module, html and json),
-of Apache (mod_autoindex, FancyIndexing), and of Caddy (file_server browse, JSON).
+The forms of indexes are those of Python's http.server (its own code) and of nginx (ngx_http_autoindex_module,
+html and json). Apache's (mod_autoindex, FancyIndexing) and Caddy's (file_server browse, JSON) are there, too.
 """
 import base64
 import contextlib
@@ -24,10 +24,11 @@ FORMS = ("python", "nginx", "nginx-json", "apache", "caddy-json")
 
 
 class Site:
-    """What a server has, and what it is to do.
+    """The content of a server, and its behaviour.
 
-    `form`: of indexes, or None: there are none. `etags`: "strong", "weak" or None. `ranges`: whether it knows them.
-    `password`: of HTTP's basic authentication, "name:password". `changed`: paths that are another version from now on.
+    `form`: the form of indexes, or None for no indexes. `etags`: "strong", "weak" or None. `ranges`: whether ranges
+    are honoured. `password`: for HTTP's basic authentication, "name:password". `changed`: paths that have another
+    version from now on.
     """
 
     def __init__(self, root, form="python", etags="strong", ranges=True, password=None):
@@ -93,7 +94,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
             return None
         if path.is_dir():
             return self.index(path)
-        if not path.is_file() or self.path.endswith("/") and self.site.etags == "strong":  # else as some servers do
+        if not path.is_file() or self.path.endswith("/") and self.site.etags == "strong":  # some other servers do not
             self.send_error(404)
             return None
         return self.file(path)
@@ -186,7 +187,7 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *args):
-        """Clients go when they like."""
+        """Clients may disconnect at any time."""
 
 
 @contextlib.contextmanager
@@ -206,8 +207,8 @@ def _running(handler, context=None):
 
 @contextlib.contextmanager
 def serving(site, certificate=None, version=None):
-    """Serves a Site: gives its URL. `certificate`: a file with one and its key, for https://; `version`: of TLS, and no
-    other."""
+    """Serves a Site. Yields its URL. `certificate`: a file with a certificate and its key, for https://; `version`:
+    the only version of TLS."""
     context = None
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -220,16 +221,16 @@ def serving(site, certificate=None, version=None):
 
 @contextlib.contextmanager
 def proxy():
-    """Gives the proxy's URL, and a list of what it was asked."""
+    """Yields the proxy's URL, and a list of its requests."""
     seen = []
     with _running(lambda *args: _Proxy(*args, seen=seen)) as port:
         yield f"http://127.0.0.1:{port}", seen
 
 
 def make_certificate(folder, name="localhost"):
-    """A key and a certificate that it signs itself, in one file: a server's, and one to be trusted.
+    """A self-signed certificate and its key in one file, for a server, and to be trusted.
 
-    Of a name, not of an address: mbedTLS compares no addresses.
+    It is for a name, not for an address: mbedTLS does not compare addresses.
     """
     file, key = (pathlib.Path(folder) / name for name in ("certificate.pem", "key.pem"))
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc",

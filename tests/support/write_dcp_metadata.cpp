@@ -1,7 +1,7 @@
 // write_dcp_metadata CHECKPOINT RANKS FILE
 //
-// Writes the `.metadata` that to-dcp would write for so many ranks, without the tensors: for models
-// that no disk here holds.
+// Writes the `.metadata` that to-dcp would write for so many ranks, without the tensors, for models
+// that are too large for a disk here.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
     const auto ranks = static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10));
     const dsckpt::Job job = dsckpt::plan_dcp(dsckpt::Source::open(argv[1], options), {.dp = ranks});
     const dsckpt::CopyPlan& plan = job->plan;
-    // The last output, which is one literal.
+    // The last output is a single literal.
     const dsckpt::CopyItem& item = plan.items().back();
     if (plan.outputs().back().path != ".metadata" || item.op != dsckpt::Op::literal ||
         item.dst_size() != plan.outputs().back().size) {

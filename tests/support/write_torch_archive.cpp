@@ -1,10 +1,13 @@
 // write_torch_archive PLAN.json IN.safetensors FOLDER NAME
 //
-// Writes FOLDER/NAME with TorchArchiveWriter, for the comparison with torch.save. The plan is the
-// object: {"dict": [[KEY, VALUE], ...]}, {"list": [...]}, an integer, a string, {"tied": KEY} for
-// the value already made under that top-level key, or a tensor
-// {"storage": TENSOR_NAME, "shape": [...], "offset": N, "stride": [...], "grad": BOOL}
-// whose storage is that tensor's data (all but "storage" optional).
+// Writes FOLDER/NAME with TorchArchiveWriter, for the comparison with torch.save. The plan is one
+// of:
+//
+//   {"dict": [[KEY, VALUE], ...]}, {"list": [...]}, an integer, a string
+//   {"tied": KEY}: the value that was already made under that top-level key
+//   {"storage": TENSOR_NAME, "shape": [...], "offset": N, "stride": [...], "grad": BOOL}: a tensor
+//
+// The storage of a tensor has that tensor's data. Everything but "storage" is optional.
 #include <cstdio>
 #include <fstream>
 #include <map>

@@ -63,7 +63,7 @@ std::string ZeroCheckpoint::model_name(int64_t rank) {
   return "zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_model_states.pt";
 }
 
-// partition_parameters.py: each parameter is cut by itself, and `module` has only its name.
+// partition_parameters.py: each parameter is partitioned by itself, and `module` has only its name.
 void ZeroCheckpoint::make_stage_3(int64_t ranks, int64_t first) {
   ordered_json model = this->model();
   const auto nothing = [&] { return numbers({0}, 0, "bfloat16"); };

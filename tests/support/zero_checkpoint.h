@@ -1,5 +1,5 @@
-// A checkpoint of ZeRO stage 1, small enough to be written down, for tests of what verify() says of
-// one that is changed in one place.
+// A checkpoint of ZeRO stage 1, small enough for a listing. Tests change it in one place and run
+// verify().
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace dsckpt::test {
 
-// What DeepSpeed saves of two parameters, weight [8] and bias [4], after 5 steps of which 1 was
-// skipped. The masters of the ranks, one after the other, are `first`, `first` + 1, ...; the module
-// has them in `dtype`. `ranks` divides 12. Nothing is wrong with it until a test changes it.
+// DeepSpeed's files for two parameters, weight [8] and bias [4], after 5 steps, 1 of them skipped.
+// The masters of the ranks, one after the other, are `first`, `first` + 1, ...; the module has them
+// in `dtype`. `ranks` divides 12. Nothing is wrong with it until a test changes it.
 class ZeroCheckpoint {
  public:
   explicit ZeroCheckpoint(int64_t ranks = 2, int64_t first = 10,
@@ -27,10 +27,10 @@ class ZeroCheckpoint {
   void make_stage_3(int64_t ranks = 2, int64_t first = 10);
 
   static std::string optim_name(int64_t rank);
-  // Of stage 3.
+  // For stage 3.
   static std::string model_name(int64_t rank);
   static inline const std::string kModelName = "mp_rank_00_model_states.pt";
-  // What findings call it.
+  // Its name in findings.
   static std::string display(const std::string& name) { return "global_step5/" + name; }
 
   // The files, by name, as HandMade::write takes them.
@@ -39,11 +39,11 @@ class ZeroCheckpoint {
   std::map<std::string, std::string> raw;
   nlohmann::ordered_json& model() { return files.at(kModelName); }
   nlohmann::ordered_json& model(int64_t rank) { return files.at(model_name(rank)); }
-  // What DeepSpeed's optimizer wrapper saves: optimizer_state_dict of the rank's file.
+  // The output of DeepSpeed's optimizer wrapper: optimizer_state_dict of the rank's file.
   nlohmann::ordered_json& optim(int64_t rank) {
     return files.at(optim_name(rank)).at("optimizer_state_dict");
   }
-  // What the optimizer of a rank keeps of its first group.
+  // The state of a rank's optimizer for its first group.
   nlohmann::ordered_json& states(int64_t rank) {
     return optim(rank)["base_optimizer_state"]["state"]["0"];
   }
@@ -51,7 +51,7 @@ class ZeroCheckpoint {
   std::filesystem::path folder() const { return made_.folder() / "global_step5"; }
   // Writes the files; those that were written before go.
   void write();
-  // Of what was written.
+  // The written files.
   VerifyReport verify_written(const VerifyOptions& options = {}) const;
   VerifyReport verify(const VerifyOptions& options = {});
   // Each finding as "CHECK FILE [MEMBER] TENSOR: MESSAGE", without what is empty; the folder is cut

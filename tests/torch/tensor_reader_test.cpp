@@ -41,7 +41,7 @@ fs::path checkpoint_in(const fs::path& folder) {
   return shards;
 }
 
-// What `path` holds under each name, as bytes. An oracle: safetensors' own library wrote it.
+// The contents of `path` under each name, as bytes. An oracle: safetensors' own library wrote it.
 std::map<std::string, std::vector<std::byte>> safetensors_bytes(const fs::path& path) {
   InputFiles inputs;
   const FileId id = inputs.add(path);

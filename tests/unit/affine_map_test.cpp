@@ -174,7 +174,7 @@ TEST(AffineAssembly, TenThousandPiecesTakeNoTimeToSpeakOf) {
   ASSERT_GE(map.ranks[0].pieces.size() + map.ranks[1].pieces.size(), 9000u);
   const std::clock_t begin = std::clock();
   const AffineAssembly assembly(map);
-  // Of the processor's time, whatever else runs: milliseconds. A comparison of all pairs takes a
+  // Milliseconds of processor time, whatever else runs. A comparison of all pairs takes a
   // hundred times as long under the sanitizers.
   EXPECT_LT((std::clock() - begin) / CLOCKS_PER_SEC, 5);
   EXPECT_EQ(assembly.shape(), map.logical_shape);

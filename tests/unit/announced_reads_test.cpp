@@ -1,4 +1,4 @@
-// What a run announces of far files is what it reads, step by step.
+// A run announces the reads of far files that it then makes, step by step.
 #include "exec/announced_reads.h"
 
 #include <gtest/gtest.h>
@@ -108,7 +108,7 @@ class NotingReader : public FarReader {
   }
 };
 
-// Whether steps are under way while it writes.
+// True if steps are under way while it writes.
 class SinkThatLooks : public test::MemorySink {
  public:
   SinkThatLooks(const CopyPlan& plan, NotingReader& reader) : MemorySink(plan), reader_(reader) {}

@@ -76,7 +76,7 @@ TEST(BlockCache, KeepsTheBlocksOfFilesApart) {
   EXPECT_EQ(b.get(0, never), of_b);
 }
 
-// What is in the cache besides its owner's reference.
+// The references in the cache besides its owner's.
 size_t cached_bytes(const std::vector<std::weak_ptr<const Block>>& blocks) {
   size_t sum = 0;
   for (const auto& block : blocks) {
@@ -94,7 +94,7 @@ TEST(BlockCache, HoldsSixteenMiBAndFourForEachFile) {
     most = std::max(most, cached_bytes(blocks));
   }
   EXPECT_EQ(most, 20 * kMiB);
-  // What was used last is there, and nothing else.
+  // Only the blocks used last are there.
   for (uint64_t i = 0; i < 200; ++i) EXPECT_EQ(blocks[i].expired(), i < 180) << i;
 
   std::vector<std::unique_ptr<BlockCache>> files;

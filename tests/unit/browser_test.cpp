@@ -267,7 +267,7 @@ TEST(Browser, TakesOddNames) {
   EXPECT_FALSE(empty.find(Patterns({"a"}, "/"), true));
 }
 
-// What a tree of modules is, made the long way: each part of each name is a node.
+// A tree of modules, made the long way: each part of each name is a node.
 struct Plain {
   std::string name;
   const NamedTensor* tensor = nullptr;

@@ -1,6 +1,5 @@
-// What is said of servers that cannot be reached or do not answer, at the first try and at the
-// last, and that whoever asks next is none the worse for it. The servers are this process's own, on
-// the loopback.
+// Messages about servers that cannot be reached or do not answer, at the first try and at the last.
+// The next caller is none the worse for it. The servers are this process's own, on the loopback.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -99,7 +98,7 @@ class Loopback {
   std::thread thread_;
 };
 
-// Of nobody: bound, and not listening.
+// A port on which nobody listens: it is only bound.
 class RefusingPort {
  public:
   RefusingPort() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -184,7 +183,7 @@ TEST_F(HttpClientTest, SaysWhatFailedAtTheFirstTryAndAtTheLast) {
       {"http://nosuch.invalid:8443/x", "cannot resolve nosuch.invalid"},
       {"https://any.invalid/x", "proxy: proxy.invalid"},
       {refusing.url(), "connect to server"},
-      {closing.url(), "cannot be had from the server: "},
+      {closing.url(), "cannot be fetched from the server: "},
       {cutting.url(), "with 2 bytes remaining to read"},
   };
   std::vector<std::jthread> all;

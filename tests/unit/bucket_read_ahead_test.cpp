@@ -82,7 +82,7 @@ FarSteps steps_of(const std::vector<std::vector<Extent>>& steps, uint64_t most =
   return far;
 }
 
-// What a run does with one extent: false if some of it was not read ahead.
+// Reads one extent as a run does: false if some of it was not read ahead.
 bool read(ReadAhead& ahead, const Extent& extent) {
   std::vector<std::byte> bytes(extent.size);
   for (uint64_t done = 0; done < extent.size;) {
@@ -162,7 +162,7 @@ TEST(ReadAhead, JoinsWhatStepsTakeAndReadsItInTheirOrder) {
   for (const Extent& request : objects.fetched) {
     EXPECT_LE(request.size, ReadAhead::kLongestRequest);
     long_ones += request.size > 7 * kReadMiB ? 1 : 0;
-    // Of files that are read in turns, none is far ahead of the others.
+    // Files that are read in turns stay close to each other.
     EXPECT_LE(last, request.offset + 2 * ReadAhead::kLongestRequest);
     last = request.offset;
   }
@@ -315,7 +315,7 @@ TEST(ReadAhead, FindsOutHowFarItIsToWhatItHas) {
   EXPECT_EQ(apart, 100u);
 }
 
-// Of two requests that become one, the one that is no more may be waited for.
+// Two requests become one; the other may be waited for.
 TEST(ReadAhead, GivesWhatIsJoinedToAnotherWhileItIsWaitedFor) {
   Computed objects;
   objects.hangs = true;  // the only thread, with the first request

@@ -23,8 +23,8 @@ std::string authorization(const std::string& url, const std::string& token,
   return "";
 }
 
-// What is expected is botocore's: S3SigV4Auth of these requests, with a payload()
-// of UNSIGNED-PAYLOAD.
+// The expected results are botocore's: S3SigV4Auth of these requests, with a payload() of
+// UNSIGNED-PAYLOAD.
 
 TEST(BucketSignature, OfAnObjectWithAnOddKey) {
   EXPECT_EQ(authorization("https://models.s3.eu-central-1.amazonaws.com/run7/a%20b%2Bc%26d/"

@@ -46,7 +46,7 @@ TEST(BucketUrl, MayBeAWebServers) {
   }
 }
 
-// Of nginx 1.22, Apache 2.4 and Python 3.11, and the JSON of nginx and Caddy 2.
+// Indexes of nginx 1.22, Apache 2.4 and Python 3.11, and the JSON of nginx and Caddy 2.
 constexpr const char* kIndexOfNginx = R"(<html>
 <head><title>Index of /x/</title></head>
 <body>
@@ -156,7 +156,7 @@ TEST(Listing, KnowsNoDatesThatDoNotFit) {
 }
 
 TEST(Listing, HasNoEntitiesThatGrow) {
-  // Of a document type nothing is expanded.
+  // Entities of a document type are not expanded.
   const ListingPage page = parse_listing(
       "<!DOCTYPE a [<!ENTITY b \"bbbb\">]><ListBucketResult><Contents><Key>&b;</Key>"
       "<Size>1</Size></Contents></ListBucketResult>");

@@ -89,7 +89,7 @@ TEST_F(CheckedRecords, AreTheEndsOfTheItemsOfAFile) {
   EXPECT_EQ(plan.bytes_written(), inputs_[file_].size());
 }
 
-// Whoever makes a plan says nothing of checksums, and no byte of a damaged record gets out.
+// A plan says nothing of checksums, and no byte of a damaged record gets out.
 TEST(Job, CannotPassOnARecordThatNobodyChecks) {
   InputFiles clean;
   const auto records = all_records(clean, {clean.add(kFormats / "small.pt")});

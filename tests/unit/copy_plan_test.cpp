@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 #include <vector>
 
@@ -256,6 +257,72 @@ TEST(PlanBuilder, KeepsRowsAsOneItem) {
   });
   EXPECT_EQ(plan.bytes_read(), 40u);
   EXPECT_NO_THROW(plan.validate(kInputs));
+}
+
+// Where each element lies: file and offset.
+using Places = std::vector<std::pair<FileId, uint64_t>>;
+
+Places places_of(const TensorSource& source, int64_t first, int64_t count, size_t* runs = nullptr) {
+  Places places;
+  source.lower(first, count, [&](const SourceRun& run) {
+    if (runs != nullptr) ++*runs;
+    for (uint64_t row = 0; row < run.rows; ++row) {
+      for (const Rows& rows : run.sources()) {
+        for (uint64_t at = 0; at < rows.row_bytes; at += size_of(run.stored)) {
+          places.emplace_back(rows.file, rows.begin_of(row) + at);
+        }
+      }
+    }
+  });
+  return places;
+}
+
+TEST(TensorSource, ColumnsLieWhereTheirElementsDo) {
+  std::mt19937 random(7);
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
+  for (int round = 0; round < 300; ++round) {
+    // Matrices of several files each, side by side, and columns of columns of them.
+    const int64_t rows = 2 + below(9);
+    std::vector<TensorSource> side_by_side;
+    FileId file = 0;
+    for (int64_t i = 1 + below(3); i > 0; --i) {
+      const int64_t width = 1 + below(6);
+      std::vector<TensorSource> pieces;
+      for (int64_t left = rows * width; left > 0;) {
+        const int64_t taken = std::min(left, 1 + below(20));
+        pieces.push_back(TensorSource::stored(
+            {file++, static_cast<uint64_t>(below(50)) * 4, static_cast<uint64_t>(taken) * 4},
+            DType::float32, {taken}));
+        left -= taken;
+      }
+      side_by_side.push_back(TensorSource::cat(0, std::move(pieces)).view({rows, width}));
+    }
+    TensorSource source = TensorSource::cat(1, std::move(side_by_side));
+    for (int64_t i = below(3); i > 0 && source.shape()[1] > 1; --i) {
+      const int64_t start = below(source.shape()[1]);
+      source = source.narrow(1, start, 1 + below(source.shape()[1] - start));
+    }
+    const int64_t first = below(source.numel());
+    const int64_t count = 1 + below(source.numel() - first);
+    Places one_by_one;
+    for (int64_t i = first; i < first + count; ++i) {
+      const Places place = places_of(source, i, 1);
+      one_by_one.insert(one_by_one.end(), place.begin(), place.end());
+    }
+    EXPECT_TRUE(places_of(source, first, count) == one_by_one) << round;
+  }
+}
+
+TEST(TensorSource, ColumnsOfOneFileAreOneRun) {
+  size_t runs = 0;
+  const TensorSource matrix =
+      TensorSource::stored({0, 0, 4000}, DType::float32, {1000}).view({100, 10});
+  places_of(matrix.narrow(1, 3, 4), 0, 400, &runs);
+  EXPECT_EQ(runs, 1u);
+  places_of(TensorSource::cat(1, {matrix, matrix}).narrow(1, 5, 10), 0, 1000, &runs);
+  EXPECT_EQ(runs, 2u);
 }
 
 TEST(PlanBuilder, PutsTheOperandsOfACombinedTensorBesideItsItems) {

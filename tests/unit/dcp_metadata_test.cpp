@@ -1,5 +1,5 @@
-// What `.metadata` of torch.distributed.checkpoint says: of files that torch wrote, and changed
-// ones.
+// The contents of `.metadata` of torch.distributed.checkpoint: of files that torch wrote, and
+// changed ones.
 #include "format/dcp_metadata.h"
 
 #include <gtest/gtest.h>

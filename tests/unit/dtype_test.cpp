@@ -11,7 +11,7 @@ namespace dsckpt {
 namespace {
 
 // As torch 2.13 (itemsize, is_floating_point, torch.storage._dtype_to_storage_type_map) and
-// safetensors 0.8 print them; safetensors' format also defines F8_E8M0, which its torch binding
+// safetensors 0.8 print them. safetensors' format also defines F8_E8M0, which its torch binding
 // leaves out.
 struct Fact {
   DType dtype;

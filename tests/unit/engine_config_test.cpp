@@ -48,7 +48,7 @@ TEST(EngineConfig, TellsTheEngineOfEveryDataParallelCheckpoint) {
     SCOPED_TRACE(folder.filename());
     const test::SavedConfig one(folder);
     expect_as_the_engine_was(one);
-    // What the readers find in the files agrees.
+    // The files' readers find the same values.
     InputFiles inputs;
     const CheckpointFacts facts = Checkpoint::open(inputs, one.load_dir).facts();
     EXPECT_EQ(one.config.zero_stage, facts.zero_stage);

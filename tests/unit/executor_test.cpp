@@ -57,7 +57,7 @@ class ExecutorTest : public testing::Test {
     }
   }
 
-  // What `plan` gives on any number of threads and in units of any size; they must agree.
+  // The outputs of `plan`, the same for any number of threads and any size of units.
   std::vector<std::string> outputs_of(const CopyPlan& plan, const ExecOptions& options = {}) {
     plan.validate(test::planned(inputs_));
     std::vector<std::string> first;
@@ -69,7 +69,7 @@ class ExecutorTest : public testing::Test {
       varied.unit_bytes = unit_bytes;
       stats_ = execute(plan, inputs_, sink, progress, varied);
       EXPECT_TRUE(sink.all_finished());
-      // What is read only to be checked counts as well.
+      // Bytes that are read only for a check count as well.
       EXPECT_EQ(progress.bytes_done, progress.bytes_total);
       EXPECT_GE(progress.bytes_total, plan.bytes_written());
       if (options.records.empty()) {
@@ -260,7 +260,7 @@ TEST_F(ExecutorTest, HoldsOneUnitOfZerosAtATime) {
   EXPECT_EQ(sink.total, 300 * kMiB);
 }
 
-// What a sink needs to write directly.
+// A sink needs both for direct writes.
 TEST_F(ExecutorTest, CutsLargeOutputsAtMultiplesOfTheUnitInMemoryThatLiesAlike) {
   struct Places : Sink {
     void write_at(OutputId, uint64_t offset, std::span<const std::byte> bytes) override {
@@ -554,7 +554,7 @@ TEST_F(ExecutorCombined, SameTensorsAreTheFirstOfThem) {
   EXPECT_TRUE(outputs_of(plan_of(same, "abc")).at(0) ==
               "abc" + contents_[0].substr(1000, 4 * 500'001));
   EXPECT_EQ(stats_.bytes_read, 3u * 4 * 500'001);
-  // What is the same as these is one comparison with all of them.
+  // A comparison nested in another is one comparison with all sources.
   const TensorSource nested = TensorSource::same({flat(copy, 1001, float32, 500'001), same}, "all");
   EXPECT_TRUE(outputs_of(plan_of(nested)).at(0) == contents_[0].substr(1000, 4 * 500'001));
   EXPECT_EQ(stats_.bytes_read, 4u * 4 * 500'001);
@@ -666,8 +666,7 @@ TEST_F(ExecutorCombined, RecordsOfOperandsAreChecked) {
 class ExecutorInterleaves : public ExecutorTest {
  protected:
   // `rows` rows of a portion of every width (in elements), one behind the other in files 0, 1, 2,
-  // 0,
-  // ...; each row `apart` elements from the end of the one before it.
+  // 0, ... Each row is `apart` elements from the end of the one before it.
   static TensorSource portions(DType dtype, int64_t rows, const std::vector<int64_t>& widths,
                                int64_t apart = 0) {
     std::vector<TensorSource> parts;
@@ -805,7 +804,7 @@ TEST_F(ExecutorInterleaves, RecordsAreCheckedOnTheWay) {
 }
 
 TEST_F(ExecutorInterleaves, RecordsOfRowsThatLieApartAreReadOnceMore) {
-  // Of file 0 all but the last column, of file 1 portions without gaps.
+  // All but the last column of file 0, and portions without gaps of file 1.
   const TensorSource source = TensorSource::cat(
       1, {TensorSource::stored({0, 64, 400 * 1000 - 1}, uint8, {1000, 399}, {400, 1}),
           TensorSource::stored({1, 64, 300 * 1000}, uint8, {1000, 300})});

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -29,6 +30,9 @@
 #include "dsckpt/error.h"
 #include "exec/executor.h"
 #include "exec/packed_output.h"
+#include "exec/portion.h"
+#include "exec/rank_job.h"
+#include "exec/shares.h"
 #include "exec/staged_output.h"
 #include "exec/staging_owner.h"
 #include "support/expect_error.h"
@@ -47,7 +51,7 @@ constexpr int64_t kSecondOfStore = 1'000'000'000;
 constexpr int64_t kDayOfStore = 24 * 3600 * kSecondOfStore;
 constexpr std::string_view kFolder = "run/out/";
 
-// What is wrong with a request.
+// The fault of a request.
 enum class Fault : uint8_t {
   none,
   fails,              // nothing is done
@@ -103,6 +107,8 @@ class MemoryStore : public FarStore {
       return found->second.etag;
     });
   }
+  std::string run() const override { return "run"; }
+  void take_run(const std::string&) override {}
   std::string read(const std::string& path, size_t most) override {
     return request("read", path, [&](Fault) {
       const auto found = objects.find(path);
@@ -199,7 +205,7 @@ class MemoryStore : public FarStore {
     return ids;
   }
 
-  // What was done or tried, "put run/out/a", in this order.
+  // Requests done or tried, such as "put run/out/a", in order.
   std::vector<std::string> log() const {
     const std::lock_guard lock(mutex_);
     return log_;
@@ -281,8 +287,8 @@ FarPlace place_in(const std::shared_ptr<MemoryStore>& store) {
   return {store, "run/out", "s3://models"};
 }
 
-// An output of `size` bytes with digests: places of patches at its first and last bytes and across
-// the ends of parts, and records between them, each with one or two of the places.
+// An output of `size` bytes with digests. Places of patches are at its first and last bytes and
+// across the ends of parts. Between them are records, each with one or two of the places.
 void add_patched_output(PlanBuilder& builder, const std::string& path, uint64_t size,
                         uint64_t seed) {
   const OutputId out = builder.add_output(path, size);
@@ -455,6 +461,96 @@ TEST_F(FarOutputTest, IsMadeOfWhatThePackedOutputGives) {
     }
     EXPECT_EQ(store_->objects["run/out/index.json"].bytes, "index");
     EXPECT_TRUE(store_->upload_ids().empty());
+  }
+}
+
+// Each portion is another process's, which knows only what goes through bytes.
+struct Portions {
+  const CopyPlan& plan;
+  const InputFiles& inputs;
+  static constexpr uint64_t kUnit = 64 << 10;
+  const RecordChecks checks{plan, {}, false};
+  const Units units{plan, {}, kUnit};
+  const PortionCutter cutter{plan, units, checks.use(), kUnit};
+
+  PortionResult run(const BatchRange& batches, const FarPlace& place, const RankJob& job,
+                    const Folder& folder) const {
+    Portion portion = Portion::decode(cutter.cut(batches).encode());
+    const FarStaging& far = job.place.far;
+    struct Parts : StagingSink {
+      Parts(const PlanPart& part, const FarPlace& place, const FarStaging& far, const Folder& in)
+          : folder(in) {
+        std::vector<FarStaging::Object> objects;
+        for (const OutputId out : part.outputs) objects.push_back(far.objects.at(out));
+        parts.emplace(part.plan, place, FarParts::Cut{far.part_bytes, false}, std::move(objects),
+                      [] {});
+      }
+      void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
+        parts->write_at(out, offset, bytes);
+      }
+      bool wants_digests_early() const override { return true; }
+      void finish(OutputId out) override { parts->finish(out); }
+      SentWork end() override { return parts->leave(folder); }
+      Folder folder;
+      std::optional<FarParts> parts;
+    };
+    Progress progress;
+    RateLimit unlimited(0, progress.cancelled);
+    auto run = std::make_unique<PortionRun>(
+        std::move(portion), inputs.selected(cutter.cut(batches).part.files),
+        [&](const PlanPart& part) { return std::make_unique<Parts>(part, place, far, folder); },
+        unlimited, progress, PortionOptions{});
+    std::string bytes;
+    run_portions(
+        2, [&] { return std::move(run); },
+        [&](const PortionResult& done) { bytes = done.encode(); });
+    return PortionResult::decode(bytes);
+  }
+};
+
+TEST_F(FarOutputTest, IsSentBySeveralProcesses) {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    std::mt19937_64 random(seed);
+    PlanBuilder builder;
+    add_patched_output(builder, "large", (17 << 20) + random() % 1000, seed);  // is cut
+    for (uint64_t i = 0; i < 5; ++i) {
+      add_patched_output(builder, "f" + std::to_string(i), 9 + random() % (9 * kPart), seed + i);
+    }
+    builder.add_output("empty", 0);
+    const CopyPlan plan = builder.finish();
+    store_ = std::make_shared<MemoryStore>();
+    store_->at_most = 8;
+    store_->part_bytes = options_.part_bytes = 4 * Portions::kUnit;
+    const test::TempFolder folder;
+    options_.folder = folder.path();
+    options_.held_bytes = random() % 2 * (9 * kPart);
+    FarOutput output(plan, place_in(store_), options_);
+    output.prepare();
+    const RankJob job = RankJob::decode(RankJob{.place = output.place()}.encode());
+    const Folder files = output.folder()->below(output.place().files_in);
+    const Portions portions{plan, inputs_};
+    RunState done{.unit_bytes = Portions::kUnit};
+    const Shares shares(portions.units, {}, {.ranks = 3, .cut_bytes = options_.part_bytes});
+    for (int rank = 0; rank < 3; ++rank) {
+      for (const Shares::Piece& piece : shares.of(rank)) {
+        if (random() % 4 == 0) continue;  // the commit does it
+        // A second process that is late changes nothing.
+        for (uint64_t times = random() % 2; times > 0; --times) {
+          portions.run(piece.batches, place_in(store_), job, files);
+        }
+        const PortionResult result = portions.run(piece.batches, place_in(store_), job, files);
+        output.take(result.sent);
+        done.done.push_back(piece.batches);
+        done.digests.insert(done.digests.end(), result.sums.digests.begin(),
+                            result.sums.digests.end());
+      }
+    }
+    join_pieces(done.digests);
+    ExecOptions execution{.threads = 2, .unit_bytes = Portions::kUnit, .from = &done};
+    execute(plan, inputs_, output, progress_, execution);
+    output.commit(pointer_, help(plan, output));
+    SCOPED_TRACE(seed);
+    expect_written(plan);
   }
 }
 
@@ -858,7 +954,7 @@ TEST_F(FarOutputTest, KeepsFewPartsAtOnce) {
   }
   const CopyPlan plan = builder.finish();
 
-  // What was given, and was not sent.
+  // Counts the bytes that were given and are not sent yet.
   class Counting : public Sink {
    public:
     Counting(Sink& to, MemoryStore& store) : to_(to), store_(store) {}
@@ -888,13 +984,13 @@ TEST_F(FarOutputTest, KeepsFewPartsAtOnce) {
     execute(plan, inputs_, counting, progress_, execution_);
     output.commit({}, help(plan, output));
     EXPECT_TRUE(store_->objects["run/out/f0"].bytes == test::run_plan(plan, inputs_)[0]);
-    // What a thread sends, and what waits for the two records that its unit may have bytes of; the
-    // files' ends.
+    // Per thread: the part that it sends, and two that wait for the two records in its unit; and
+    // the files' ends.
     EXPECT_LE(counting.most, (3 * threads + 3) * kPart);
   }
 }
 
-// What a process that is no more said of itself.
+// The signature of a process that has ended.
 std::string line_of_a_dead_process() {
   std::array<int, 2> ends{};
   if (::pipe(ends.data()) != 0) return "";

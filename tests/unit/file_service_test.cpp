@@ -1,4 +1,4 @@
-#include "group/file_service.h"
+#include "nodes/file_service.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "base/bytes.h"
-#include "group/rendezvous.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"
@@ -27,11 +26,9 @@ class FileServiceTest : public testing::Test {
     folder_.write("tag/below/small", "x");
   }
 
-  std::unique_ptr<FileClient> client(const Rendezvous::Token& token, int rank = 1,
-                                     const GroupIdentity& identity = {2, "dsckpt 1"}) const {
+  std::unique_ptr<FileClient> client(const Token& token, int rank = 1) const {
     return std::make_unique<FileClient>(
-        token, identity, Member{0, "n0"},
-        std::vector<FileServerPlace>{{{rank, "n1"}, own_addresses(), server_->port()}}, 10s);
+        token, std::vector<FileServerPlace>{{{rank, "n1"}, own_addresses(), server_->port()}}, 10s);
   }
 
   std::string read(FileClient& client, const std::string& name, uint64_t offset,
@@ -46,9 +43,8 @@ class FileServiceTest : public testing::Test {
 
   test::TempFolder folder_;
   const std::string large_ = test::random_bytes(3 * test::kMiB + 5, 1);
-  const Rendezvous::Token token_ = new_token();
-  std::unique_ptr<FileServer> server_ =
-      std::make_unique<FileServer>(token_, GroupIdentity{2, "dsckpt 1"}, Member{1, "n1"});
+  const Token token_ = new_token();
+  std::unique_ptr<FileServer> server_ = std::make_unique<FileServer>(token_, 1);
 };
 
 TEST_F(FileServiceTest, ListsAndReadsWhatIsThere) {
@@ -99,9 +95,9 @@ TEST_F(FileServiceTest, WhatFailsThereIsSaidWithTheRank) {
   EXPECT_ERROR(files->read(5, folder_.path() / "latest", 3, 0, 0, out), IoError, "rank 5");
 }
 
-TEST_F(FileServiceTest, OnlyTheGroupIsServed) {
+TEST_F(FileServiceTest, OnlyWhoHasTheTokenIsServed) {
   EXPECT_ERROR(client(new_token())->list(1, folder_.path()), IoError, "does not answer");
-  // Another rank of the group has the port that was meant to be rank 3's.
+  // Another rank has the port that was meant to be rank 3's.
   const auto wrong = client(token_, 3);
   EXPECT_ERROR(wrong->list(3, folder_.path()), IoError, "does not answer");
 }

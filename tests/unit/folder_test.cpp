@@ -25,7 +25,7 @@ using test::TempFolder;
 
 constexpr uid_t kOther = 12345;
 
-// What only root can plant.
+// Entries that only root can plant.
 bool give_away(const fs::path& path) {
   return ::lchown(path.c_str(), kOther, kOther) == 0;
 }
@@ -112,7 +112,7 @@ TEST(Folder, IsThisUsersAlone) {
   EXPECT_TRUE(fs::is_empty(folder.path() / "made"));
 }
 
-// What is renamed around it is not where it goes on.
+// A rename around it does not change where it goes on.
 TEST(Folder, IsWhatWasOpened) {
   const TempFolder folder;
   const Folder at = Folder::at(folder.path());

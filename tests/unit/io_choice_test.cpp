@@ -94,7 +94,7 @@ TEST_F(IoChoiceTest, ReadsAndWritesMoreAtOnceOverANetwork) {
       EXPECT_EQ(out.cut_bytes, 4 * kMiB);
       EXPECT_EQ(ItemReader::piece_bytes(out.unit_bytes), 4 * kMiB);
 
-      // What is written beside the processor is cut as ever.
+      // Outputs beside the processor are cut as ever.
       systems_ = {.input = kind};
       const IoChoice in = choose(mode, kTiB, false, 8);
       EXPECT_EQ(in.unit_bytes, 8 * kMiB);
@@ -126,7 +126,7 @@ TEST(FileSystemTest, IsKnownByItsNumber) {
   EXPECT_EQ(kind_of(0x6969), FileSystemKind::nfs);
   EXPECT_EQ(kind_of(0x65735546), FileSystemKind::fuse);
   EXPECT_EQ(kind_of(0xEF53), FileSystemKind::local);  // ext4
-  // What is not there yet lies where the nearest folder does.
+  // A path that does not exist yet is on the device of its nearest folder.
   test::TempFolder folder;
   EXPECT_EQ(existing_part(folder.path() / "no" / "such"), folder.path());
   EXPECT_EQ(file_system_kind(folder.path() / "no" / "such"), file_system_kind(folder.path()));

@@ -164,7 +164,7 @@ TEST_F(JobIdentityTest, IsTheSameJob) {
   EXPECT_FALSE(fs::exists(again.path()));
 }
 
-// Whoever has copied it has not compared what is beside it.
+// A copied journal has not been compared with the files beside it.
 TEST_F(JobIdentityTest, IsOfItsFolder) {
   const Folder again = test::make_own(folder_.path() / "again");
   fs::copy_file(folder_.path() / "job", again.path() / "job");
@@ -172,7 +172,7 @@ TEST_F(JobIdentityTest, IsOfItsFolder) {
   EXPECT_EQ(difference(), "");
 }
 
-// What others may have made, or can change, is not read.
+// Files that others may have made, or can change, are not read.
 TEST(Journal, IsAFileWithOneName) {
   const TempFolder folder;
   save_reached(own(folder.path()), sample());

@@ -260,43 +260,6 @@ TEST(RoundFloat64, IsOfOneRoundingToTheNearestEven) {
   }
 }
 
-// Rows and columns that are no multiple of what vector code takes at once.
-TEST(MergeTile, AddsExactProductsByRisingRank) {
-  constexpr size_t kRows = 7;
-  constexpr size_t kRank = 5;
-  constexpr size_t kColumns = 21;
-  constexpr size_t kPitch = 30;
-  std::mt19937 random(12);
-  std::normal_distribution<float> values;
-  std::vector<float> left(kRows * kRank);
-  std::vector<float> right(kRank * kPitch);
-  std::vector<float> base(kRows * kColumns);
-  constexpr double kScale = 0.7;
-  for (std::vector<float>* factor : {&left, &right, &base}) {
-    for (float& value : *factor) value = values(random);
-  }
-  std::vector<double> merged(kRows * kColumns, -1);
-  merge_tile({.base = base.data(),
-              .scale = kScale,
-              .left = left.data(),
-              .right = right.data(),
-              .rows = kRows,
-              .rank = kRank,
-              .columns = kColumns,
-              .pitch = kPitch},
-             merged.data());
-  for (size_t i = 0; i < kRows; ++i) {
-    for (size_t j = 0; j < kColumns; ++j) {
-      double sum = 0;
-      for (size_t k = 0; k < kRank; ++k) {
-        sum += double{left[i * kRank + k]} * double{right[k * kPitch + j]};
-      }
-      const double scaled = kScale * sum;
-      EXPECT_EQ(merged[i * kColumns + j], double{base[i * kColumns + j]} + scaled);
-    }
-  }
-}
-
 TEST(Crc32, IsZipsOwn) {
   EXPECT_EQ(crc32(0, as_byte_span("123456789")), 0xcbf43926u);
   EXPECT_EQ(crc32(0, {}), 0u);

@@ -15,7 +15,7 @@ TensorSource tensor(Shape shape) {
   return TensorSource::zeros(DType::float32, std::move(shape));
 }
 
-// What the rules make of a tensor called `name`.
+// The results of the rules for a tensor called `name`.
 std::string renamed_by(KeyMap& map, const std::string& name) {
   const auto changes = map.changes(std::vector{name});
   return changes.at(0).results([](size_t) { return tensor({1}); }).at(0).name;
@@ -28,7 +28,7 @@ std::string renamed(const std::string& rules, const std::string& name) {
 
 using Named = std::vector<std::pair<std::string, Shape>>;
 
-// What the rules make of tensors, in the order of their first inputs.
+// The rules' results for tensors, in the order of their first inputs.
 Named made(const std::string& rules, const Named& tensors) {
   KeyMap map = KeyMap::parse(rules, "rules");
   std::vector<std::string> names;

@@ -42,7 +42,7 @@ TEST(ModelConfig, ChangesTypesAndNoOtherByte) {
   EXPECT_EQ(config_with_dtype(after, DType::bfloat16), after);
 }
 
-// The place of a type is behind its text, so a text that is written with escapes is not found, and
+// The place of a type is behind its text. So a text that is written with escapes is not found, and
 // nothing before it may be taken for it.
 TEST(ModelConfig, LeavesATypeThatIsWrittenWithEscapes) {
   const std::string text = R"({"a": "float32", "dtype": "\u0066loat32"})";

@@ -208,9 +208,10 @@ TEST(Neighbours, DoNotTakeRandomStatesOfAnotherRun) {
   const Folder folder({"rng_state.pth", "rng_state_0.pth", "rng_state_1.pth", "rng_state_5.pth"});
   const Neighbours found = folder.find(2, 8);
   EXPECT_EQ(destinations(found), (Names{"rng_state_0.pth", "rng_state_1.pth"}));
-  EXPECT_EQ(found.notes, (Names{"rng_state.pth is not of a run on 2 ranks and is left out",
-                                "rng_state_5.pth is not of a run on 2 ranks and is left out",
-                                "ranks 2 to 7 have no RNG state and start with a fresh one"}));
+  EXPECT_EQ(found.notes,
+            (Names{"rng_state.pth does not belong to a run on 2 ranks and is left out",
+                   "rng_state_5.pth does not belong to a run on 2 ranks and is left out",
+                   "ranks 2 to 7 have no RNG state and start with a fresh one"}));
   EXPECT_EQ(copies(folder.find(1, 2), folder.path()),
             (Copies{{"rng_state_0.pth", "rng_state.pth"}}));
 }

@@ -121,7 +121,7 @@ TEST(OutputFile, LeavesNoFileIfThereIsNoRoomForIt) {
       testing::ExitedWithCode(0), "");
 }
 
-// Whether each page of a file is in the page cache.
+// For each page of a file: true if it is in the page cache.
 std::vector<bool> resident_pages(const std::filesystem::path& path) {
   const size_t size = std::filesystem::file_size(path);
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);

@@ -1,4 +1,4 @@
-// What was meant to be written against what is there.
+// The bytes that were meant to be written against those that are there.
 #include "exec/output_sums.h"
 
 #include <gtest/gtest.h>
@@ -6,7 +6,8 @@
 #include <fstream>
 #include <string>
 
-#include "exec/rate_limit.h"
+#include "base/rate_limit.h"
+#include "exec/rank_readers.h"
 #include "exec/read_back.h"
 #include "exec/staged_output.h"
 #include "support/expect_error.h"
@@ -64,11 +65,11 @@ class OutputSumsTest : public testing::Test {
     if (ranks == 1) {
       read = read_back(meant, 0, {threads, progress});
     } else {
-      Progress others;
       std::optional<Error> failure;
-      test::run_ranks(ranks, others, {}, [&](Group& group) {
+      test::run_ranks(ranks, {}, [&](Meeting& meeting) {
         try {
-          read = read_back(meant, 0, {threads, progress, &group});
+          RankReaders readers(meeting);
+          read = read_back(meant, 0, {threads, progress, &readers});
         } catch (const Error& error) {
           failure = error;
         }
@@ -121,7 +122,7 @@ TEST_F(OutputSumsTest, NoticesAChecksumThatIsNotAsItWasMeant) {
   }
 }
 
-// Of a run that stopped before it had all checksums.
+// A run that stopped before it had all checksums.
 TEST_F(OutputSumsTest, ReadsAroundWhatIsNotWrittenYet) {
   const uint64_t chunk = OutputSums::kChunk;
   const uint64_t size = 2 * chunk + 5000;
@@ -149,7 +150,7 @@ TEST_F(OutputSumsTest, ReadsAroundWhatIsNotWrittenYet) {
   };
   EXPECT_EQ(read(sums), size - 4 * places.size());
   EXPECT_EQ(sums.bytes(), size - 4 * places.size());
-  // What lies around a place is checked, and the place is not.
+  // The bytes around a place are checked; the place is not.
   for (const uint64_t place : places) {
     if (place + 4 < size) {
       flip_bit(file, place + 1);
@@ -179,13 +180,13 @@ TEST_F(OutputSumsTest, NoticesAFileThatIsShorter) {
   for (const uint64_t size : {uint64_t{0}, uint64_t{100}, OutputSums::kChunk, kSize - 1}) {
     EXPECT_ERROR(
         written_and_read_back([&](const fs::path& at) { fs::resize_file(at / "large", size); }, 1),
-        IoError, "large: at " + std::to_string(size) + ": is shorter than what was written");
+        IoError, "large: at " + std::to_string(size) + ": is shorter than the written bytes");
   }
   EXPECT_ERROR(written_and_read_back([](const fs::path& at) { fs::remove(at / "small"); }), IoError,
                "small: cannot read back");
 }
 
-// Whoever reads a piece.
+// The readers of a piece.
 TEST_F(OutputSumsTest, AllRanksReadBack) {
   for (const int ranks : {2, 3, 5}) {
     EXPECT_EQ(written_and_read_back([](const fs::path&) {}, 2, ranks), kSize + 5);

@@ -158,7 +158,7 @@ TEST(PackedFile, RefusesAFrameThatBecomesSomethingElse) {
   const StoredBytes stored(bytes);
   PackedFile file(stored);
   EXPECT_ERROR(read_content(file), CorruptError,
-               "the frame of bytes 0 to 16 does not become what its checksum says");
+               "the frame of bytes 0 to 16 does not match its checksum after decompression");
 }
 
 TEST(PackedFile, NamesAFileThatIsNotOne) {

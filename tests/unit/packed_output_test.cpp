@@ -365,7 +365,7 @@ TEST(PackedStagedOutput, LeavesAFormAloneThatAppearsBeforeTheCommit) {
   }
 }
 
-// What fails in the middle leaves no old index over new files.
+// A failure in the middle leaves no old index over new files.
 TEST(PackedStagedOutput, PutsTheOldLastFileBackInWhateverForm) {
   PlanBuilder builder;
   for (const char* name : {"a.json", "z.pt"}) {

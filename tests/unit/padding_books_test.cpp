@@ -1,5 +1,5 @@
 // The books of padding against stage_1_and_2.py (groups_padding, _get_groups_without_padding) and
-// bf16_optimizer.py (group_paddings), worked out by hand.
+// bf16_optimizer.py (group_paddings). They were worked out by hand.
 #include "checkpoint/padding_books.h"
 
 #include <gtest/gtest.h>
@@ -78,7 +78,7 @@ TEST(PaddingBooks, AreThoseOfTodayWhereTheFilesDoNotSay) {
 }
 
 // get_alignment_padding(group, ranks) of a vector that is padded to 2 * ranks. 21 elements on 4
-// ranks want 3, as today; 17 on 4 want 3 of 7, so that the last rank keeps 4 of padding.
+// ranks want 3, as today. 17 on 4 want 3 of 7, so that the last rank keeps 4 of padding.
 TEST(PaddingBooks, CountedToTheRanksAloneBefore07) {
   const FlatCut cut{.ranks = 4, .length = 6, .used = 17};
   const PaddingBooks& books = padding_books(cut, {.last_saved = 3});

@@ -20,7 +20,7 @@ Judgement judged(std::string_view pickle, PickleOf whose = PickleOf::anybody,
   return judge(as_byte_span(pickle), whose, file_size == 0 ? pickle.size() : file_size, 0);
 }
 
-// Whether every name in it is used as a writer uses it, and nothing else is wrong.
+// True if every name in it is used as a writer uses it, and nothing else is wrong.
 bool is_written(const Judgement& judgement) {
   for (const JudgedGlobal& global : judgement.globals) {
     if (!global.problem.empty() || classify(global) != GlobalClass::harmless) return false;
@@ -69,7 +69,7 @@ TEST(PickleJudge, NamesThatAreNotInTheTableAreNotWritten) {
   EXPECT_FALSE(is_written(judged(call("os", "system", text("true") + "\x85"))));
   EXPECT_FALSE(is_written(judged(call("builtins", "eval", text("1") + "\x85"))));
   EXPECT_FALSE(is_written(judged(call("somewhere", "Unknown", ")"))));
-  // Of the table, but only as a value.
+  // A name of the table, but only as a value.
   EXPECT_FALSE(is_written(judged(call("numpy", "float32", "K\1\x85"))));
 }
 

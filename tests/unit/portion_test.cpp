@@ -12,7 +12,7 @@
 namespace dsckpt {
 namespace {
 
-// Whether whoever runs it finds all that it names.
+// True if a process that runs it finds all files that it names.
 bool is_whole(const Portion& portion) {
   const CopyPlan& plan = portion.part.plan;
   if (portion.use.of_item.size() != plan.items().size()) return false;

@@ -9,7 +9,12 @@
 #include "base/bytes.h"
 #include "base/kernels.h"
 #include "base/sha256.h"
+#include "exec/answering.h"
 #include "exec/extent_sums.h"
+#include "exec/piece_task.h"
+#include "exec/rank_readers.h"
+#include "exec/step_readers.h"
+#include "exec/step_work.h"
 #include "inspect/ask.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
@@ -48,9 +53,9 @@ class QuestionsTest : public test::RandomInputsTest {
     if (ranks == 1) {
       parts = ask(items, question, {2, progress});
     } else {
-      Progress others;
-      test::run_ranks(ranks, others, answer_question, [&](Group& group) {
-        parts = ask(items, question, {2, progress, &group});
+      test::run_ranks(ranks, answer_question, [&](Meeting& meeting) {
+        RankReaders readers(meeting);
+        parts = ask(items, question, {2, progress, &readers});
       });
     }
     EXPECT_EQ(progress.bytes_done, progress.bytes_total);
@@ -58,18 +63,21 @@ class QuestionsTest : public test::RandomInputsTest {
     return parts;
   }
 
-  // Whether all ranks together say what one process says.
+  template <typename Question>
+  static std::vector<std::string> texts(const std::vector<typename Question::Part>& parts) {
+    std::vector<std::string> texts;
+    for (const auto& part : parts) {
+      VarintWriter writer;
+      Question::write_part(writer, part);
+      texts.push_back(writer.take());
+    }
+    return texts;
+  }
+
+  // True if all ranks together answer as one process.
   template <typename Question>
   void expect_same_answers(const std::vector<PassItem>& items, const Question& question) {
-    const auto text = [](const std::vector<typename Question::Part>& parts) {
-      std::vector<std::string> texts;
-      for (const auto& part : parts) {
-        VarintWriter writer;
-        Question::write_part(writer, part);
-        texts.push_back(writer.take());
-      }
-      return texts;
-    };
+    const auto text = texts<Question>;
     const std::vector<std::string> alone = text(asked(1, items, question));
     for (const int ranks : {2, 3, 7}) EXPECT_EQ(text(asked(ranks, items, question)), alone);
   }
@@ -169,12 +177,12 @@ TEST_F(QuestionsTest, SumsOfExtentsAreThoseOfTheirBytes) {
         sums[i] = failure == nullptr ? std::string(sum) : failure->what();
       };
       Progress progress;
-      Progress others;
       if (ranks == 1) {
         sum_extents(inputs_, extents, kind, {2, progress}, on_sum);
       } else {
-        test::run_ranks(ranks, others, answer_question, [&](Group& group) {
-          sum_extents(inputs_, extents, kind, {2, progress, &group}, on_sum);
+        test::run_ranks(ranks, answer_question, [&](Meeting& meeting) {
+          RankReaders readers(meeting);
+          sum_extents(inputs_, extents, kind, {2, progress, &readers}, on_sum);
         });
       }
       for (size_t i = 0; i < extents.size(); ++i) {
@@ -198,28 +206,104 @@ TEST_F(QuestionsTest, SumsOfExtentsAreThoseOfTheirBytes) {
   }
 }
 
+// Two passes in steps.
+class StepsOfQuestionsTest : public QuestionsTest {
+ protected:
+  Folder planned(uint64_t portions) {
+    PassPlanner planner;
+    Progress progress;
+    const Reading reading{2, progress, &planner};
+    EXPECT_EQ(ask(items_, question_, reading)[0].count, 0u);
+    sum_extents(inputs_, extents_, SumKind::crc32, reading,
+                [](size_t, std::string_view, const Error*) { FAIL() << "nothing is read yet"; });
+    const Planned planned =
+        planner.save(folder_.path() / "steps", {.program = "dsckpt 1"}, portions);
+    EXPECT_GE(planned.portions, std::min<uint64_t>(portions, 5));
+    return find_planned(planned.folder).folder.value();
+  }
+
+  void work(const Folder& folder, size_t workers) {
+    for (size_t number = 0; number < workers; ++number) {
+      Progress progress;
+      work_on_steps(folder, "dsckpt 1",
+                    {.threads = 2,
+                     .share = StepShare{number, 3},
+                     .only_share = true,
+                     .answer = answering(answer_question)},
+                    progress);
+      EXPECT_EQ(progress.bytes_done, progress.bytes_total);
+    }
+  }
+
+  // The questions in the end: less than was planned, in another order, and something new.
+  std::vector<PassItem> asked() const {
+    return {items_[3], items_[0], item("new", test::flat(0, 64, float32, 1000))};
+  }
+
+  std::vector<std::string> answers(Readers* readers, const std::vector<PassItem>& items) {
+    Progress progress;
+    const Reading reading{2, progress, readers};
+    std::vector<std::string> found = texts<StatisticsQuestion>(ask(items, question_, reading));
+    std::vector<std::string> sums(extents_.size());
+    sum_extents(inputs_, extents_, SumKind::crc32, reading,
+                [&](size_t i, std::string_view sum, const Error*) { sums[i] = sum; });
+    found.insert(found.end(), sums.begin(), sums.end());
+    EXPECT_EQ(progress.bytes_done, progress.bytes_total);
+    return found;
+  }
+
+  const StatisticsQuestion question_{.histogram = true};
+  const std::vector<Extent> extents_{{0, 0, 3 * kMiB}, {1, 5, 0}, {2, 7, kMiB}};
+};
+
+TEST_F(StepsOfQuestionsTest, WhatNobodyHasAnsweredIsRead) {
+  const std::vector<std::string> alone = answers(nullptr, asked());
+  for (const uint64_t portions : {1u, 7u, 1000u}) {
+    const Folder folder = planned(portions);
+    for (const size_t workers : {0u, 1u, 3u}) {
+      work(folder, workers);
+      PassAnswers readers(folder);
+      EXPECT_EQ(answers(&readers, asked()), alone) << portions << ", " << workers;
+    }
+    abandon_steps(find_planned(folder.path()));
+  }
+}
+
+TEST_F(StepsOfQuestionsTest, WhatIsAnsweredIsNotReadAgain) {
+  const std::vector<PassItem> fewer{items_[3], items_[0]};
+  const std::vector<std::string> alone = answers(nullptr, fewer);
+  const Folder folder = planned(7);
+  work(folder, 3);
+  for (FileId file = 0; file < inputs_.size(); ++file) {
+    std::filesystem::remove(inputs_[file].path());
+  }
+  PassAnswers readers(folder);
+  EXPECT_EQ(answers(&readers, fewer), alone);
+  EXPECT_THROW(answers(&readers, asked()), IoError);
+}
+
 TEST_F(QuestionsTest, AFileThatIsAnotherOneElsewhereEndsAll) {
   folder_.write("input1", contents_[1] + "x");
   Progress progress;
-  Progress others;
-  test::run_ranks(3, others, answer_question, [&](Group& group) {
-    EXPECT_ERROR(ask(items_, StatisticsQuestion{}, {2, progress, &group}), IoError,
+  test::run_ranks(3, answer_question, [&](Meeting& meeting) {
+    RankReaders readers(meeting);
+    EXPECT_ERROR(ask(items_, StatisticsQuestion{}, {2, progress, &readers}), IoError,
                  "is another file here than on rank 0");
-    // The group can be asked something else then.
+    // The ranks can be asked something else then.
     const std::vector<PassItem> first{items_[0]};
-    EXPECT_EQ(ask(first, StatisticsQuestion{}, {2, progress, &group})[0].count, 5u << 18);
+    EXPECT_EQ(ask(first, StatisticsQuestion{}, {2, progress, &readers})[0].count, 5u << 18);
   });
 }
 
 TEST_F(QuestionsTest, WhatNobodyKnowsIsRefused) {
-  RankJob job{.tasks = Tasks::questions};
+  RankJob job{.tasks = Tasks::pieces};
   job.add_inputs(inputs_);
-  const Group group({0, "n0"}, 1, {}, std::chrono::seconds(60));
-  RankInputs inputs(job, &group);
+  RankInputs inputs(job, nullptr);
   Progress progress;
   EXPECT_THROW(answer_question("", inputs, 1, progress), CorruptError);
-  EXPECT_ERROR(answer_question(std::string_view("\0\1\x63", 3), inputs, 1, progress), CorruptError,
-               "a question that nobody knows");
+  const PieceTask unknown{.kind = PieceKind::questions, .question = std::string("\x63\0", 2)};
+  EXPECT_ERROR(answer_question(unknown.encode(), inputs, 1, progress), CorruptError,
+               "an unknown question");
 }
 
 TEST_F(QuestionsTest, PartsAreHandedOnWhole) {

@@ -1,5 +1,5 @@
-// The keys of each wrapper's state_dict, as DeepSpeed 0.19.8 writes them: lists copied by hand from
-// its sources, and the files in testdata, which it wrote.
+// The keys of each wrapper's state_dict, as DeepSpeed 0.19.8 writes them. The lists were copied by
+// hand from its sources; the files in testdata were written by it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ Keys keys_of(std::span<const DictKey> table) {
 }
 
 // zero/stage_1_and_2.py DeepSpeedZeroOptimizer.state_dict; base_optimizer_state_step under
-// elastic_checkpoint. What AutoTP adds at its end, universal_checkpoint_info, is carried along.
+// elastic_checkpoint. AutoTP adds universal_checkpoint_info at its end, which is carried along.
 TEST(StateDictKeys, OfDeepSpeedZeroOptimizer) {
   EXPECT_EQ(
       keys_of(state_dict_keys(EngineWrapper::zero12)),
@@ -56,7 +56,7 @@ TEST(StateDictKeys, OfStage3) {
 }
 
 // fp16/fused_optimizer.py FP16_Optimizer.state_dict: those of the scale with use_grad_scaling, in
-// fp16, and the last three of them if it is dynamic.
+// fp16. The last three of them are there if it is dynamic.
 TEST(StateDictKeys, OfFp16Optimizer) {
   EXPECT_EQ(
       keys_of(state_dict_keys(EngineWrapper::fp16_fused)),

@@ -178,7 +178,7 @@ TEST(ReshardLayout, RoundRobinOrdersByTheNewRanks) {
 TEST(ReshardLayout, SubGroupsEndWhereARankHasEnough) {
   const Three three;
   ReshardTarget target = target_of(3, EngineWrapper::zero3, 2, {"a", "b", "c"});
-  // Of 5, 7 and 3 elements a rank has 3, 4 and 2.
+  // A rank has 3, 4 and 2 of 5, 7 and 3 elements.
   const auto ends = [&](uint64_t size) {
     target.sub_group_size = size;
     const ReshardLayout layout = three.layout(target);
@@ -255,7 +255,7 @@ std::string expert(int number) {
 }
 
 // utils/groups.py _create_expert_and_data_parallel: of 4 ranks and 2 expert-parallel ones, ranks 0
-// and 2 have the first half of the experts, or ranks 0 and 1 with data parallelism first.
+// and 2 have the first half of the experts. With data parallelism first these are ranks 0 and 1.
 TEST(ReshardLayout, ARankHasItsOwnExperts) {
   Model model;
   for (int i = 0; i < 4; ++i) model.add(expert(i), {2});  // 1 2, 3 4, 5 6, 7 8

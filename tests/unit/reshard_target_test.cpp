@@ -1,4 +1,4 @@
-// What a new run needs, chosen from facts that are written by hand. Expectations are the rules of
+// The choice of a new run's settings from facts written by hand. Expectations are the rules of
 // DeepSpeed's engine (runtime/engine.py, zero/config.py, zero/stage_1_and_2.py).
 #include <gtest/gtest.h>
 
@@ -80,7 +80,7 @@ KnownRun zero2() {
   return {2, EngineWrapper::zero12};
 }
 
-// What is asked for.
+// The inputs of one choice.
 struct Request {
   KnownRun source = zero2();
   std::optional<KnownRun> like = {};
@@ -213,7 +213,7 @@ TEST(ReshardTarget, WrapperStaysWhereTheStageDoesWhateverTheConfigurationMakesOf
   Request request;
   request.source = KnownRun(1, EngineWrapper::bf16_optimizer);
   EXPECT_EQ(request.target().wrapper, EngineWrapper::bf16_optimizer);
-  // Of a universal folder the configuration alone tells it.
+  // In a universal folder only the configuration shows the wrapper.
   request.source.facts.checkpoint.run = RunKind::universal;
   EXPECT_EQ(request.target().wrapper, EngineWrapper::zero12);
   request = {};
@@ -375,6 +375,21 @@ TEST(ReshardTarget, ExpertsAreSpreadOverAsManyRanksAsBeforeOrAsAskedFor) {
   EXPECT_TRUE(request.target().data_before_experts);
 }
 
+TEST(ReshardTarget, ExpertsOnOtherRanksKeepTheCheckpointsHyperParameters) {
+  Request request;
+  request.source = with_experts();
+  request.source.facts.groups[1].settings.amsgrad = true;  // to tell it by
+  request.like = with_experts();
+  request.like->facts.groups[1].ep_size = 4;
+  request.like->facts.groups[1].params = {expert_weight(0)};
+  request.options.dp = 4;
+  const ReshardTarget target = request.target();
+  EXPECT_EQ(names_of(target), (Names{"a", "b", expert_weight(0)}));
+  EXPECT_EQ(target.groups[1].ep_size, 4u);
+  EXPECT_TRUE(target.groups[1].settings.amsgrad);
+  EXPECT_EQ(request.notes, Names{});
+}
+
 TEST(ReshardTarget, ConfigurationSaysWhatIsNew) {
   Request request;
   request.options = {.dp = 3, .stage = 3, .sub_group_size = 7};
@@ -489,8 +504,6 @@ void configure(Request& request, Json config) {
 const char* const kOfTorch =
     "the new run's optimizer is DeepSpeed's own Adam, the checkpoint's is torch's, whose "
     "hyper-parameters have no bias_correction: DeepSpeed would stop at the first step";
-const char* const kSplit =
-    "the model is split over pipeline, tensor-parallel or expert-parallel ranks, ";
 const char* const kGroupsOfLike =
     "--like CHECKPOINT takes the groups from a checkpoint of the new run";
 const char* const kSettingsOfLike =
@@ -502,15 +515,11 @@ std::vector<RefusedCase> refused_cases() {
   return {
       {[](Request& r) {
          split(r);
-         r.source.facts.checkpoint.zero_stage = 0;
+         r.source.facts.checkpoint.run = RunKind::universal;
        },
        "old: is of a model that is split over pipeline, tensor-parallel or expert-parallel ranks, "
-       "and not of ZeRO stage 1, 2 or 3; such models are not resharded"},
-      {[](Request& r) {
-         split(r);
-         like(r);
-       },
-       std::string(kSplit) + "whose groups are kept: --like is for whole models"},
+       "whose files a universal checkpoint does not have",
+       "DeepSpeed loads it on any grid, with checkpoint.load_universal"},
       {[](Request& r) {
          for (Param& param : r.source.params) param.kind = ParamKind::frozen;
        },
@@ -546,10 +555,11 @@ std::vector<RefusedCase> refused_cases() {
        },
        "the stage asked for is 1, but the new run's is 2"},
       {[](Request& r) {
-         split(r);
+         r.source.facts.is_pipeline = true;
          r.options.stage = 3;
        },
-       std::string(kSplit) + "which keep their stage, 2"},
+       "the model is a pipeline, which DeepSpeed does not train at stage 3",
+       "--stage 1 and --stage 0 are possible"},
       {[](Request& r) { r.options.sub_group_size = 8; },
        "sub-groups are of stage 3, the new run's stage is 2"},
       {[](Request& r) {
@@ -621,6 +631,23 @@ std::vector<RefusedCase> refused_cases() {
        },
        "old/model.pt: ds_config: is needed: it says in which order the ranks share experts",
        kConfigured},
+      {[](Request& r) {
+         r.source = with_experts();
+         r.options.dp = 4;
+         r.options.stage = 0;
+       },
+       "old: has experts, whose optimizers are in files of their own at stage 0; these are not "
+       "written",
+       "--stage 1 and --stage 2 are possible"},
+      {[](Request& r) {
+         r.source = with_experts();
+         r.options.dp = 4;
+         r.options.stage = 3;
+       },
+       "old: has experts, which are in files of their own below stage 3 and with the ranks at "
+       "stage 3; they are not moved",
+       "to-dcp makes the model whole, and reshard --like continues from that like a checkpoint of "
+       "the new run"},
       {[](Request& r) { r.source.facts.groups[0].params = {"a"}; },
        "old/model.pt: b: is in none of the optimizer's parameter groups; whether it is frozen the "
        "files do not tell"},
@@ -651,12 +678,6 @@ std::vector<RefusedCase> refused_cases() {
          r.like->facts.groups = {KnownRun::group({})};
        },
        "like/model.pt: has no parameter that an optimizer owns: there is nothing to reshard"},
-      {[](Request& r) {
-         split(r);
-         configure(r, {{"bf16", {{"enabled", true}}}});
-       },
-       "the precision changes from fp32 to bf16, but the files of layers and experts are copied as "
-       "they are"},
       {[](Request& r) {
          r.source.without_config();
          r.source.facts.config_error = "is odd";
@@ -712,7 +733,7 @@ std::vector<RefusedCase> refused_cases() {
        "round_robin_gradients, which has to be written down",
        kConfigured},
       {[](Request& r) {
-         // Of 2 ranks each has 2 and 3 elements: one sub-group, as 5 are fewer than 6.
+         // Each of 2 ranks has 2 and 3 elements: one sub-group, as 5 are fewer than 6.
          r.source = KnownRun(3, EngineWrapper::zero3);
          r.source.set_config({{"zero_optimization", {{"stage", 3}, {"sub_group_size", 6}}}});
          r.source.facts.sub_groups = {1, 1};
@@ -779,7 +800,7 @@ TEST(ReshardRefusals, StandInTheOrderOfTheSteps) {
   }
 }
 
-// What a user can do about it decides the exit status of the tool.
+// The exit status depends on what the user can do about a refusal.
 TEST(ReshardRefusals, OptionsAreUsageModelsInconsistentAndFilesUnsupported) {
   const auto kind = [](const std::function<void(Request&)>& change) {
     Request request;

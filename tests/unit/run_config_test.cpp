@@ -1,5 +1,5 @@
-// What readers take from a saved configuration, however odd it is: DeepSpeed saves whatever the
-// program gave it (engine.py _common_checkpoint_state, ds_config=self.config).
+// The values that readers take from a saved configuration, however odd it is. DeepSpeed saves any
+// that the program gave it (engine.py _common_checkpoint_state, ds_config=self.config).
 #include "deepspeed/run_config.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using nlohmann::ordered_json;
 using pickle::Document;
 using pickle::Value;
 
-// Of a configuration that both files have.
+// A configuration that both files have.
 RunConfig config_of(const char* json) {
   Document document;
   const Value config = pickle_of(document, ordered_json::parse(json));

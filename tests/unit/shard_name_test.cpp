@@ -1,5 +1,5 @@
 // File names as deepspeed/runtime/engine.py makes them: _get_ckpt_name, _get_zero_ckpt_name,
-// _get_optimizer_ckpt_name, _get_expert_ckpt_name; pipe/module.py ckpt_layer_path.
+// _get_optimizer_ckpt_name, _get_expert_ckpt_name. pipe/module.py has ckpt_layer_path.
 #include "deepspeed/shard_name.h"
 
 #include <gtest/gtest.h>

@@ -77,25 +77,24 @@ TEST_F(ShareForecastTest, ComesToWhatOneProcessDoes) {
     EXPECT_EQ(sum.bytes_read, alone.bytes_read);
     EXPECT_EQ(sum.bytes_done, progress.bytes_total);
     EXPECT_EQ(found.outputs, 4u);
-    // Whoever writes to a file that is shared is one more than one.
+    // A writer to a shared file is one more than one.
     EXPECT_EQ(sum.outputs - shares, 4 - found.shared_outputs);
   }
 }
 
-TEST_F(ShareForecastTest, CountsThePortionsAsTheyAreSent) {
+TEST_F(ShareForecastTest, CountsThePortionsAsTheyAreCut) {
   const ShareForecast found = forecast({.ranks = 3});
   const RecordChecks checks(plan_, records_, false);
   const Units units(plan_, checks.extra_reads(), kUnit);
   const PortionCutter cutter(plan_, units, checks.use(), kUnit);
-  Shares shares(units, {}, {.ranks = 3});
+  const Shares shares(units, {}, {.ranks = 3});
   for (int rank = 0; rank < 3; ++rank) {
     uint64_t bytes = 0;
-    uint64_t portions = 0;
-    for (; shares.bytes_left(rank) > 0; ++portions) {
-      bytes += cutter.cut(shares.take(rank).value()).encode().size();
+    for (const Shares::Piece& piece : shares.of(rank)) {
+      bytes += cutter.cut(piece.batches).encode().size();
     }
-    EXPECT_EQ(found.ranks.at(static_cast<size_t>(rank)).plan_bytes, rank == 0 ? 0 : bytes);
-    EXPECT_EQ(found.ranks.at(static_cast<size_t>(rank)).portions, portions);
+    EXPECT_EQ(found.ranks.at(static_cast<size_t>(rank)).plan_bytes, bytes);
+    EXPECT_EQ(found.ranks.at(static_cast<size_t>(rank)).portions, shares.of(rank).size());
   }
 }
 
@@ -115,15 +114,13 @@ TEST_F(ShareForecastTest, SaysWhichFilesAreShared) {
   EXPECT_LT(found.balance(), 1.05);
 }
 
-TEST(ShareForecastRatesTest, AreWhatTimeIsPredictedBy) {
+TEST(ShareForecastRateTest, IsWhatTimeIsPredictedBy) {
   ShareForecast forecast{.ranks = {{.bytes_written = 600, .bytes_read = 400},
-                                   {.bytes_written = 900, .bytes_read = 900, .plan_bytes = 50}}};
+                                   {.bytes_written = 900, .bytes_read = 900}}};
   EXPECT_EQ(forecast.seconds(), 0);
-  forecast.rates.disk = 100;
+  forecast.disk_rate = 100;
   EXPECT_DOUBLE_EQ(forecast.seconds(forecast.ranks[0]), 10);
   EXPECT_DOUBLE_EQ(forecast.seconds(), 18);
-  forecast.rates.network = 1;  // now rank 0 takes longer to send
-  EXPECT_DOUBLE_EQ(forecast.seconds(), 50);
   EXPECT_EQ(ShareForecast().balance(), 1);
 }
 

@@ -27,23 +27,23 @@ CopyPlan zeros(const std::vector<uint64_t>& sizes) {
 
 class SharesTest : public testing::Test {
  protected:
-  // What each rank takes if all take turns, and every batch is taken once.
-  std::vector<std::vector<BatchRange>> take_all(const CopyPlan& plan, const ShareOptions& options,
-                                                std::vector<BatchRange> done = {}) {
+  // The portions of each rank. Every batch is in one.
+  std::vector<std::vector<BatchRange>> portions_of(const CopyPlan& plan,
+                                                   const ShareOptions& options,
+                                                   std::vector<BatchRange> done = {}) {
     units_ = std::make_unique<Units>(plan, std::span<const RecordUse::ExtraRead>(), kMiB / 4);
-    Shares shares(*units_, done, options);
+    const Shares shares(*units_, done, options);
     std::vector<std::vector<BatchRange>> taken(static_cast<size_t>(options.ranks));
     std::vector<int> times(units_->batches(), 0);
     for (const BatchRange& range : done) {
       for (uint64_t batch = range.first; batch < range.last; ++batch) ++times[batch];
     }
-    for (int rank = 0;; rank = (rank + 1) % options.ranks) {
-      const auto batches = shares.take(rank);
-      if (!batches) break;
-      taken[static_cast<size_t>(rank)].push_back(*batches);
-      for (uint64_t batch = batches->first; batch < batches->last; ++batch) ++times.at(batch);
+    for (int rank = 0; rank < options.ranks; ++rank) {
+      for (const Shares::Piece& piece : shares.of(rank)) {
+        taken[static_cast<size_t>(rank)].push_back(piece.batches);
+        for (uint64_t i = piece.batches.first; i < piece.batches.last; ++i) ++times.at(i);
+      }
     }
-    EXPECT_EQ(shares.portions_left(), 0u);
     EXPECT_TRUE(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
     return taken;
   }
@@ -62,23 +62,18 @@ TEST_F(SharesTest, AreContiguousAndOfTheSameBytes) {
   const Units units(plan, std::span<const RecordUse::ExtraRead>(), kMiB / 4);
   for (const int ranks : {1, 2, 3, 4, 7}) {
     SCOPED_TRACE(ranks);
-    Shares shares(units, {}, {.ranks = ranks});
+    const auto portions = portions_of(plan, {.ranks = ranks});
     const uint64_t share = plan.bytes_written() / static_cast<uint64_t>(ranks);
     uint64_t next = 0;
-    for (int rank = 0; rank < ranks; ++rank) {
+    for (const std::vector<BatchRange>& of_rank : portions) {
       // Within a cut of 1 MiB at either end.
-      EXPECT_NEAR(static_cast<double>(shares.bytes_left(rank)), static_cast<double>(share),
-                  2.0 * kMiB);
-      while (shares.bytes_left(rank) > 0) {
-        const BatchRange batches = shares.take(rank).value();
+      EXPECT_NEAR(static_cast<double>(bytes(of_rank)), static_cast<double>(share), 2.0 * kMiB);
+      for (const BatchRange& batches : of_rank) {
         EXPECT_EQ(batches.first, next);
         next = batches.last;
       }
     }
     EXPECT_EQ(next, units.batches());
-    // Whoever comes next has nothing to do.
-    EXPECT_FALSE(shares.take(0));
-    take_all(plan, {.ranks = ranks});
   }
 }
 
@@ -89,7 +84,7 @@ TEST_F(SharesTest, AreCutAtMultiplesInFilesAndWhereElementsEnd) {
   builder.put_literal(out, 0, "abc");
   builder.put(out, 3, TensorSource::zeros(float32, {16 * kMiB}));
   const CopyPlan plan = builder.finish();
-  const auto taken = take_all(plan, {.ranks = 4, .cut_bytes = kMiB});
+  const auto taken = portions_of(plan, {.ranks = 4, .cut_bytes = kMiB});
   size_t portions = 0;
   for (const std::vector<BatchRange>& ranges : taken) {
     portions += ranges.size();
@@ -98,13 +93,13 @@ TEST_F(SharesTest, AreCutAtMultiplesInFilesAndWhereElementsEnd) {
       EXPECT_LT((begin + 4) % kMiB, 5u) << begin;
     }
   }
-  // Of a share of 16 MiB: four of 2 MiB, an eighth of what is left rounded up, and eight of 1 MiB.
+  // A share of 16 MiB has four of 2 MiB, an eighth of the rest rounded up, and eight of 1 MiB.
   EXPECT_EQ(portions, 4 * 12u);
 }
 
 TEST_F(SharesTest, NeverCutOutputsThatMustBeWhole) {
   const CopyPlan plan = zeros({90 * kMiB, 5 * kMiB, 5 * kMiB, 5 * kMiB, 90 * kMiB});
-  const auto taken = take_all(plan, {.ranks = 3, .whole_outputs = true});
+  const auto taken = portions_of(plan, {.ranks = 3, .whole_outputs = true});
   for (const std::vector<BatchRange>& ranges : taken) {
     for (const BatchRange& range : ranges) {
       EXPECT_EQ(units_->batch(range.first).front().begin, 0u);
@@ -116,39 +111,23 @@ TEST_F(SharesTest, NeverCutOutputsThatMustBeWhole) {
 
 TEST_F(SharesTest, LeaveOutWhatIsDone) {
   const CopyPlan plan = zeros({64 * kMiB});  // 256 batches
-  const auto taken = take_all(plan, {.ranks = 2}, {{0, 10}, {100, 228}});
+  const auto taken = portions_of(plan, {.ranks = 2}, {{0, 10}, {100, 228}});
   EXPECT_EQ(bytes(taken[0]) + bytes(taken[1]), (256 - 10 - 128) * kMiB / 4);
   // More ranks than there is to do.
-  take_all(plan, {.ranks = 7}, {{0, 255}});
-  take_all(plan, {.ranks = 7}, {{0, 256}});
+  portions_of(plan, {.ranks = 7}, {{0, 255}});
+  portions_of(plan, {.ranks = 7}, {{0, 256}});
 }
 
-TEST_F(SharesTest, OfASlowRankAreTakenByTheOthersFromTheEnd) {
-  const CopyPlan plan = zeros({256 * kMiB});
-  const Units units(plan, std::span<const RecordUse::ExtraRead>(), kMiB / 4);
-  Shares shares(units, {}, {.ranks = 2});
-  const auto slow = shares.take(0).value();
-  EXPECT_EQ(slow.first, 0u);
-  uint64_t last = units.batches();
-  std::vector<BatchRange> helped;
-  while (const auto batches = shares.take(1)) {
-    if (batches->last <= units.batches() / 2) helped.push_back(*batches);
+TEST_F(SharesTest, EndInShortPortions) {
+  const auto portions = portions_of(zeros({256 * kMiB}), {.ranks = 2});
+  for (const std::vector<BatchRange>& of_rank : portions) {
+    // An eighth of its share of 128 MiB is the first, and a 64th the last.
+    EXPECT_EQ(of_rank.front().last - of_rank.front().first, 64u);
+    EXPECT_EQ(of_rank.back().last - of_rank.back().first, 8u);
+    EXPECT_TRUE(std::is_sorted(of_rank.rbegin(), of_rank.rend(), [](const auto& a, const auto& b) {
+      return a.last - a.first < b.last - b.first;
+    }));
   }
-  // An eighth of its share of 128 MiB. The others take all but that, the last first: they are a
-  // 64th of it, and longer towards the front.
-  EXPECT_EQ(slow.last, 64u);
-  last = units.batches() / 2;
-  ASSERT_FALSE(helped.empty());
-  EXPECT_EQ(helped.front().last - helped.front().first, 8u);
-  uint64_t size = 8;
-  for (const BatchRange& range : helped) {
-    EXPECT_EQ(range.last, last);
-    EXPECT_GE(range.last - range.first, size);
-    size = range.last - range.first;
-    last = range.first;
-  }
-  EXPECT_EQ(last, slow.last);
-  EXPECT_FALSE(shares.take(0));
 }
 
 TEST_F(SharesTest, OfMuchTextAreTakenInMorePortions) {
@@ -172,11 +151,11 @@ TEST_F(SharesTest, OfMuchTextAreTakenInMorePortions) {
   for (const Units::Literals& each : units.literals()) literals += each.bytes;
   EXPECT_EQ(literals, plan.literals().size());
 
-  Shares shares(units, {}, {.ranks = 1});
+  const Shares shares(units, {}, {.ranks = 1});
   size_t small = 0;
-  while (const auto batches = shares.take(0)) {
+  for (const Shares::Piece& piece : shares.of(0)) {
     uint64_t bytes = 0;
-    for (uint64_t batch = batches->first; batch < batches->last; ++batch) {
+    for (uint64_t batch = piece.batches.first; batch < piece.batches.last; ++batch) {
       const PlanUnit& unit = units.batch(batch).front();
       if (unit.out >= 2 && unit.out < 42) bytes += kMiB;
     }

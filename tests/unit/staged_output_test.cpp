@@ -387,7 +387,7 @@ TEST(StagedOutput, MovesTheLastFileLastAndRemovesItsOldVersionFirst) {
   EXPECT_EQ(events, (std::vector<std::string>{"-index", "+b", "+a", "+c", "+index"}));
 }
 
-// Whoever may rename beside the target puts another folder of the user's there.
+// A user who may rename beside the target puts another folder there.
 TEST(StagedOutput, ReplacesNoOtherFolderThatHasItsNameMeanwhile) {
   for (const bool is_output : {false, true}) {
     const TempFolder folder;
@@ -441,7 +441,7 @@ fs::path staging_in(const fs::path& place) {
   return {};
 }
 
-// What cannot be renamed is not there.
+// A file that cannot be renamed is not there.
 TEST(StagedOutput, PutsOldFilesBackWhenNotAllCanBeRenamed) {
   for (const std::string lost : {"b", "a", "c", "index"}) {
     const TempFolder folder;
@@ -537,7 +537,7 @@ class SleepingRank : public testing::TestWithParam<bool> {
 
   // Stops as a process that is killed: this one's signature would say that it is at work.
   void stop(StagedOutput& output) const {
-    const fs::path owner = output.folder().path() / "owner";
+    const fs::path owner = output.folder()->path() / "owner";
     output.give_up();
     fs::remove(owner);
   }
@@ -558,7 +558,7 @@ TEST_P(SleepingRank, FindsNoFileThatItHasNotOpen) {
   StagedOutput after(plan, target_, options(false));
   after.prepare();
   const auto wake = [&] {
-    // What it has open has, or will have, the same bytes.
+    // The files that it has open have, or will have, the same bytes.
     sleeper.write_at(0, 0, as_byte_span("x"));
     EXPECT_ERROR(sleeper.write_at(1, 0, as_byte_span("y")), IoError, "cannot create");
   };

@@ -1,4 +1,5 @@
-// What ckpt-pack strip leaves of archives: generated ones, whose bytes are counted one by one.
+// The parts of archives that ckpt-pack strip leaves: of generated ones, whose bytes are counted one
+// by one.
 #include <gtest/gtest.h>
 
 #include <algorithm>

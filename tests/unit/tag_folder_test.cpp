@@ -1,4 +1,4 @@
-// How a checkpoint's folder is found and its shards are listed: zero_to_fp32.py
+// The search for a checkpoint's folder, and the list of its shards: zero_to_fp32.py
 // get_fp32_state_dict_from_zero_checkpoint, engine.py _get_zero_ckpt_name.
 #include "checkpoint/find/tag_folder.h"
 
@@ -96,7 +96,7 @@ TEST_F(TagFolders, ThatAreMissingAreToldFromThoseThatAreThere) {
   EXPECT_ERROR(find_tag_folder(folder_.path() / "notes.txt"), InconsistentError, "is a file");
 }
 
-// What a user may mean who does not give the folder with `latest`.
+// The possible meanings of a path that is not the folder with `latest`.
 TEST_F(TagFolders, AreFoundByAFileOfTheirs) {
   write("step1/mp_rank_00_model_states.pt");
   write("step2/mp_rank_00_model_states.pt");
@@ -142,7 +142,7 @@ TEST_F(StepFolders, BelowAreFoundByTheStepsInTheirFiles) {
   EXPECT_NE(newest.note.find("checkpoint-9, the newest of 2 checkpoints"), std::string::npos);
   EXPECT_EQ(find("checkpoint-10").path, made_.folder() / "checkpoint-10" / "step");
   EXPECT_ERROR(find("step"), InconsistentError, "several checkpoints of the tag 'step'");
-  // Whoever has `latest` has said which.
+  // A user who has `latest` has said which.
   write_step("step", 1);
   write("latest", "step");
   EXPECT_EQ(find().path, made_.folder() / "step");

@@ -70,7 +70,7 @@ fs::path checkpoint_in(const fs::path& folder) {
   return shards;
 }
 
-// What the running engine held is there under the same names, bit for bit.
+// The running engine's values are there under the same names, bit for bit.
 void expect_masters(const fs::path& folder, const std::map<std::string, std::string>& written) {
   constexpr std::string_view kSuffix = "|fp32";
   InputFiles inputs;

@@ -1,5 +1,5 @@
 // N + M: a layout that nobody has heard of is one reader. Once there is a Layout for it, the rest
-// of the library takes it as it takes DeepSpeed's, and nothing of it looks for DeepSpeed's files.
+// of the library treats it like DeepSpeed's. Nothing of it looks for DeepSpeed's files.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -34,10 +34,10 @@ namespace dsckpt {
 namespace {
 namespace fs = std::filesystem;
 
-// The made-up format: a line "KIND NAME ROWS COLUMNS" for each matrix in `params`; their float32
-// values end to end in `values`, of trained ones followed by those of two states; and what a run
-// has once in run.pt: the model's state_dict, the optimizer's settings, the step and the version
-// that shards are to be of.
+// The made-up format: a line "KIND NAME ROWS COLUMNS" for each matrix in `params`. Their float32
+// values lie end to end in `values`; trained ones are followed by those of two states. run.pt has
+// the values that a run has once: the model's state_dict, the optimizer's settings, the step and
+// the version that shards are to be of.
 bool probe_made_up(CheckpointDraft& draft) {
   return fs::exists(draft.folder.path / "params");
 }
@@ -102,7 +102,7 @@ class ThrowawayReader : public testing::Test {
     return Checkpoint::open(inputs_, folder, {.tag = {}, .optimizer_states = true}, kLayouts);
   }
 
-  // What the conversions are given of it.
+  // The view that the conversions get of it.
   Source source() {
     auto inputs = std::make_shared<InputFiles>();
     const TagFolder folder{.path = made_.folder(), .tag = "made-up", .shards = {}};

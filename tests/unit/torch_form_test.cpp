@@ -30,7 +30,7 @@ TEST(TorchForm, OfAPickleOfAnyProtocol) {
   EXPECT_EQ(torch_form("\x80\2}."), TorchForm::none);
 }
 
-// What old tars lack is "ustar"; what torch asks is whether Python's tarfile takes it.
+// Old tars lack "ustar". torch asks whether Python's tarfile takes it.
 TEST(TorchForm, OfATarOfAnyAge) {
   const std::string old = test::with_tar_checksum("storages");
   EXPECT_EQ(torch_form(old), TorchForm::tar);

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 using Bytes = std::vector<std::byte>;
 
-// What the engine held, written by safetensors' own library: "NAME|STATE" -> bytes.
+// The engine's values, written by safetensors' own library: "NAME|STATE" -> bytes.
 std::map<std::string, Bytes> live_states(const fs::path& folder) {
   InputFiles inputs;
   const FileId id = inputs.add(folder / "expected" / "master.safetensors");
@@ -52,12 +52,6 @@ Bytes read_float32(const InputFiles& inputs, const TensorSource& source) {
   Bytes bytes(count * sizeof(float));
   convert(source.dtype(), DType::float32, stored.data(), bytes.data(), count);
   return bytes;
-}
-
-// The number of steps, if there is one.
-std::optional<double> step_of(const Param& param) {
-  if (param.step.archive == nullptr) return std::nullopt;
-  return param.step.archive->scalar(param.step.value);
 }
 
 // A test checkpoint and the universal one made of it.

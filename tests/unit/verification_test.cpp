@@ -1,5 +1,5 @@
-// What the checks of verify() share: how findings and notes are kept, which files are compared, and
-// where an element lies.
+// The common parts of the checks of verify(): the list of findings and notes, the compared files,
+// and the place of an element.
 #include "inspect/verify/verification.h"
 
 #include <gtest/gtest.h>

@@ -24,7 +24,7 @@ ordered_json values(const ordered_json& elements, const std::string& dtype = "fl
   return {{"tensor", {elements.size()}}, {"values", elements}, {"dtype", dtype}};
 }
 
-// What is found but of roundings: NaN is not that of a master either.
+// All findings but those of roundings: NaN is not that of a master either.
 Texts found(const VerifyReport& report) {
   Texts texts = test::texts_of(report);
   std::erase_if(texts, [](const std::string& text) { return text.starts_with("rounding "); });
@@ -43,7 +43,7 @@ float float_at(const std::filesystem::path& path, uint64_t offset) {
   return value;
 }
 
-// Of the 12 elements rank 1 has two of weight, then bias.
+// Rank 1 has two of the 12 elements of weight, then bias.
 TEST(VerifyFinite, AnElementIsNamedByItsParameterRankAndPlace) {
   ZeroCheckpoint checkpoint(2);
   checkpoint.states(1)["exp_avg"] = values({1, 2, 3, 4, "nan", 6});
@@ -160,7 +160,7 @@ TEST(VerifyFinite, AComplexElementIsOneAndNaNIfAPartIs) {
   EXPECT_EQ(test::texts_of(report),
             (Texts{"nonfinite model.safetensors double: 0 NaN and 1 Inf among 2 elements",
                    "nonfinite model.safetensors wave: 2 NaN and 1 Inf among 4 elements"}));
-  // Of (1, 2) and (NaN, Inf) the second one.
+  // The second one of (1, 2) and (NaN, Inf).
   const auto path = made.folder() / "model.safetensors";
   EXPECT_EQ(float_at(path, report.findings.at(1).offset.value() - 4), 2);
 }

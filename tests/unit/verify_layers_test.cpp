@@ -1,6 +1,6 @@
-// Files beside those of the ranks: pipe/module.py writes one for each layer and tensor-parallel
-// rank, engine.py one for each expert and, without ZeRO, one for the optimizer of each rank of
-// experts.
+// Files beside those of the ranks. pipe/module.py writes one for each layer and tensor-parallel
+// rank. engine.py writes one for each expert and, without ZeRO, one for the optimizer of each rank
+// of experts.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Is every element accounted for: stage_1_and_2.py flattens a group, pads it to a multiple of the
+// Every element is accounted for: stage_1_and_2.py flattens a group, pads it to a multiple of the
 // ranks and gives each rank one part.
 #include <gtest/gtest.h>
 
@@ -19,8 +19,8 @@ void set_masters(ZeroCheckpoint& checkpoint, int64_t rank, const ordered_json& t
   checkpoint.optim(rank)["single_partition_of_fp32_groups"] = ordered_json::array({tensor});
 }
 
-// 11 elements over two ranks: 6 each, of which the last one's last is padding, which DeepSpeed cuts
-// off the masters and not off the states.
+// 11 elements over two ranks: 6 each. The last one of the last rank is padding, which DeepSpeed
+// cuts off the masters and not off the states.
 void pad(ZeroCheckpoint& checkpoint, const ordered_json& exp_avg) {
   checkpoint.model()["param_shapes"] = ordered_json::array({{{"weight", {8}}, {"bias", {3}}}});
   checkpoint.model()["module"]["bias"] = numbers({3}, 18, "bfloat16");

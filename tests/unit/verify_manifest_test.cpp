@@ -172,7 +172,7 @@ TEST_F(ManifestOfACheckpoint, NamesTheRecordThatHasChanged) {
                           "changed");
 }
 
-// What the CRC32 says is not said again.
+// A record with a wrong CRC32 is not reported again.
 TEST_F(ManifestOfACheckpoint, IsSilentWhereTheChecksumSaysIt) {
   const auto path = checkpoint_.folder() / ZeroCheckpoint::optim_name(1);
   std::string bytes = test::read_all(path);

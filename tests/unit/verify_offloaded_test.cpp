@@ -1,5 +1,5 @@
-// Swap files of an optimizer on NVMe: optimizer_utils.py writes each flat tensor of a rank raw, and
-// pads it to a multiple of 1024 bytes for each thread; engine.py copies the files beside the
+// Swap files of an optimizer on NVMe. optimizer_utils.py writes each flat tensor of a rank raw, and
+// pads it to a multiple of 1024 bytes for each thread. engine.py copies the files beside the
 // shards.
 #include <gtest/gtest.h>
 
@@ -103,7 +103,8 @@ TEST_F(VerifyOffloaded, AFileThatATensorRefersToIsThere) {
 TEST_F(VerifyOffloaded, AFileThatNoTensorRefersToIsLeftOfAnotherRun) {
   checkpoint_.raw[swap_name(2, "0_0")] = "";
   checkpoint_.raw[swap_name(0, "1_1")] = "";
-  const std::string why = ": no tensor refers to it: it is left of another run, or of other ranks";
+  const std::string why =
+      ": no tensor refers to it: it is left over from another run, or from other ranks";
   EXPECT_EQ(checkpoint_.findings(),
             (Texts{"extra " + swap_name(0, "1_1") + why, "extra " + swap_name(2, "0_0") + why}));
 }
@@ -112,7 +113,7 @@ TEST_F(VerifyOffloaded, AFileThatNoTensorRefersToIsLeftOfAnotherRun) {
 TEST_F(VerifyOffloaded, NoFileIsOneTooManyIfARanksFileIsMissing) {
   checkpoint_.files.erase(ZeroCheckpoint::optim_name(1));
   EXPECT_EQ(checkpoint_.findings(), (Texts{"missing " + ZeroCheckpoint::optim_name(1) +
-                                           ": is not there: the checkpoint is of 2 ranks"}));
+                                           ": is not there: the checkpoint has 2 ranks"}));
 }
 
 TEST_F(VerifyOffloaded, NorIfItCannotBeRead) {

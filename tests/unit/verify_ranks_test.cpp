@@ -1,4 +1,4 @@
-// Which files of ranks must be there, and which cannot be: engine.py _get_ckpt_name and
+// The files of ranks that must be there, and those that cannot be. engine.py _get_ckpt_name and
 // _get_zero_ckpt_name give every rank one file.
 #include <gtest/gtest.h>
 
@@ -19,15 +19,14 @@ TEST(VerifyRanks, NothingIsWrongWithACheckpointOfOneTwoOrFourRanks) {
 TEST(VerifyRanks, EachRankOfTheCountHasAFile) {
   ZeroCheckpoint checkpoint(3);
   checkpoint.files.erase(ZeroCheckpoint::optim_name(1));
-  EXPECT_EQ(checkpoint.findings(),
-            (Texts{"missing zero_pp_rank_1_mp_rank_00_optim_states.pt: is not there: the "
-                   "checkpoint is of 3 ranks"}));
+  EXPECT_EQ(checkpoint.findings(), (Texts{"missing zero_pp_rank_1_mp_rank_00_optim_states.pt: is "
+                                          "not there: the checkpoint has 3 ranks"}));
 }
 
 TEST(VerifyRanks, AllRanksOfEachModelParallelRankHaveFiles) {
   ZeroCheckpoint checkpoint(2);
   checkpoint.model()["mp_world_size"] = 2;
-  const std::string why = ": is not there: the checkpoint is of 4 ranks";
+  const std::string why = ": is not there: the checkpoint has 4 ranks";
   EXPECT_EQ(checkpoint.findings(),
             (Texts{"missing mp_rank_01_model_states.pt" + why,
                    "missing zero_pp_rank_0_mp_rank_01_optim_states.pt" + why,
@@ -42,7 +41,7 @@ TEST(VerifyRanks, AFileThatALargerRunLeftIsOneTooManyAndHasNoVote) {
         larger.files[ZeroCheckpoint::optim_name(rank)];
   }
   const std::string why =
-      ": is one too many: the checkpoint is of 1 rank; perhaps an older one of the same tag was "
+      ": is one too many: the checkpoint has 1 rank; perhaps an older one of the same tag was "
       "larger";
   EXPECT_EQ(checkpoint.findings(),
             (Texts{"extra zero_pp_rank_1_mp_rank_00_optim_states.pt" + why,
@@ -53,17 +52,17 @@ TEST(VerifyRanks, AFileThatALargerRunLeftIsOneTooManyAndHasNoVote) {
 TEST(VerifyRanks, OneFileOfAnotherCountIsOutvoted) {
   ZeroCheckpoint checkpoint(2);
   checkpoint.optim(1)["partition_count"] = {3};
-  EXPECT_EQ(checkpoint.findings(),
-            (Texts{"layout zero_pp_rank_1_mp_rank_00_optim_states.pt "
-                   "[optimizer_state_dict.partition_count]: is of 3 ranks, the other files are of "
-                   "2"}));
+  EXPECT_EQ(
+      checkpoint.findings(),
+      (Texts{"layout zero_pp_rank_1_mp_rank_00_optim_states.pt "
+             "[optimizer_state_dict.partition_count]: gives 3 ranks, the other files give 2"}));
 }
 
 TEST(VerifyRanks, TheModelsFileCanBeOutvotedToo) {
   ZeroCheckpoint checkpoint(2);
   checkpoint.model()["dp_world_size"] = 4;
-  EXPECT_EQ(checkpoint.findings(), (Texts{"layout mp_rank_00_model_states.pt [dp_world_size]: is "
-                                          "of 4 ranks, the other files are of 2"}));
+  EXPECT_EQ(checkpoint.findings(), (Texts{"layout mp_rank_00_model_states.pt [dp_world_size]: "
+                                          "gives 4 ranks, the other files give 2"}));
 }
 
 TEST(VerifyRanks, ThereIsAtLeastOneRank) {
@@ -72,7 +71,7 @@ TEST(VerifyRanks, ThereIsAtLeastOneRank) {
   const Texts findings = checkpoint.findings();
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings.front().rfind("layout mp_rank_00_model_states.pt", 0), 0u) << findings.front();
-  EXPECT_NE(findings.front().find("says that there are 0 ranks"), std::string::npos);
+  EXPECT_NE(findings.front().find("claims that there are 0 ranks"), std::string::npos);
 }
 
 // engine.py: only BF16_Optimizer's files are called bf16_zero_.
@@ -92,9 +91,10 @@ TEST(VerifyRanks, OfTwoSpellingsThatOfTheRunsPrecisionCounts) {
 TEST(VerifyRanks, AModelsFileOfARankHasNoPlaceBelowStage3) {
   ZeroCheckpoint checkpoint(2);
   checkpoint.files["zero_pp_rank_0_mp_rank_00_model_states.pt"] = checkpoint.model();
-  EXPECT_EQ(checkpoint.findings(),
-            (Texts{"extra zero_pp_rank_0_mp_rank_00_model_states.pt: has no place in a checkpoint "
-                   "of this stage; perhaps it is left of another one of the same tag"}));
+  EXPECT_EQ(
+      checkpoint.findings(),
+      (Texts{"extra zero_pp_rank_0_mp_rank_00_model_states.pt: does not belong to a checkpoint "
+             "of this stage; perhaps it is left over from another one of the same tag"}));
 }
 
 // torch.save writes the file's name into the archive.

@@ -1,5 +1,6 @@
-// Copies of ranks. Of stage 3 every rank writes the buffers, and of tensor parallelism all hold
-// what is not cut. Copies within one file, and those of stage 0, are in verify_values_test.cpp.
+// Copies of ranks. At stage 3 every rank writes the buffers. Under tensor parallelism all ranks
+// hold the parameters that are not cut. Copies within one file, and those of stage 0, are in
+// verify_values_test.cpp.
 #include <gtest/gtest.h>
 
 #include "support/zero_checkpoint.h"

@@ -1,5 +1,5 @@
-// Universal checkpoints: ds_to_universal.py writes a folder for each parameter with a file for its
-// master and each state, and what the optimizer's wrapper has into zero/optimizer_state.pt.
+// Universal checkpoints: ds_to_universal.py writes a folder for each parameter, with a file for its
+// master and each state. The values of the optimizer's wrapper go into zero/optimizer_state.pt.
 #include <gtest/gtest.h>
 
 #include "support/zero_checkpoint.h"

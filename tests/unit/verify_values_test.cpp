@@ -78,7 +78,7 @@ TEST(VerifyRounding, AFileOfAnotherSaveIsOneFinding) {
   EXPECT_EQ(checkpoint.findings(),
             (Texts{"rounding " + ZeroCheckpoint::optim_name(1) +
                    " p3.w: 3 of 3 weights are not the roundings of their masters: this rank's "
-                   "file is of another save"}));
+                   "file is from another save"}));
 }
 
 TEST(VerifyReplicas, TiedParametersAreEqual) {

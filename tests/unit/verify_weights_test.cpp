@@ -57,14 +57,14 @@ TEST_F(VerifyWeights, AFileThatTheIndexNamesIsThere) {
   EXPECT_EQ(findings(), (Texts{std::string("missing ") + kFile2 +
                                " c: is not there, but the index has tensors in it"}));
   EXPECT_TRUE(done().done);
-  EXPECT_EQ(done().why, "total_size, for the files do not have what the index lists");
+  EXPECT_EQ(done().why, "total_size, since the files lack tensors of the index");
 }
 
 TEST_F(VerifyWeights, AFileThatTheIndexDoesNotNameIsLeftOfAnotherExport) {
   files_["model-00003-of-00003.safetensors"] = {{"a", numbers({2}, 1)}};
   files_["adapter.safetensors"] = {{"a", numbers({2}, 1)}};  // no file of a model that was split
   EXPECT_EQ(findings(), (Texts{"extra model-00003-of-00003.safetensors: is not in the index; "
-                               "perhaps it is left of another export"}));
+                               "perhaps it is left over from another export"}));
 }
 
 TEST_F(VerifyWeights, ATensorIsInTheFileThatTheIndexSays) {

@@ -1,4 +1,4 @@
-// Stages 1 and 2: flat groups of hand-made files, whose places DeepSpeed's rules say
+// Stages 1 and 2: flat groups of hand-made files. DeepSpeed's rules say the places
 // (stage_1_and_2.py: partitions of groups that are padded to a multiple of twice the ranks).
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ TEST_F(Zero12, PutsParametersTogetherAcrossPartitions) {
   EXPECT_EQ(weight(checkpoint, "b"), (Floats{21, 22}));
 }
 
-// Of states the padding stays in the file.
+// The padding of states stays in the file.
 TEST_F(Zero12, CutsStatesAsTheMasters) {
   write_two_ranks();
   const Checkpoint checkpoint = open();
@@ -209,9 +209,9 @@ TEST_F(RoundRobin, IsRefusedWhereTheConfigurationSaysOtherwise) {
   EXPECT_ERROR(open(), InconsistentError, "the file maps this parameter elsewhere");
 }
 
-// Four ranks in two expert-parallel ones, which have an expert each. What all share is cut over
-// four, an expert over the two ranks that have it: 0 and 2, or 0 and 1 where data parallelism comes
-// first. utils/groups.py _get_expert_parallel_ranks.
+// Four ranks in two expert-parallel ones, which have an expert each. Common parameters are cut over
+// four, an expert over its two ranks. These are 0 and 2, or 0 and 1 where data parallelism comes
+// first (utils/groups.py _get_expert_parallel_ranks).
 class ExpertGroups : public Zero12 {
  protected:
   void write_four(const std::string& config) {

@@ -1,6 +1,6 @@
-// Stage 3: hand-made files of two ranks, whose places DeepSpeed's rules say
-// (partition_parameters.py: each parameter is cut by itself into pieces of ceil(numel / ranks);
-// stage3.py: a rank strings its pieces together and cuts the string into sub-groups).
+// Stage 3: hand-made files of two ranks, in the places that DeepSpeed's rules say. Each parameter
+// is cut by itself into pieces of ceil(numel / ranks) (partition_parameters.py). A rank strings its
+// pieces together and cuts the string into sub-groups (stage3.py).
 #include <gtest/gtest.h>
 
 #include <string>

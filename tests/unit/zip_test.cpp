@@ -107,9 +107,9 @@ TEST(ZipReader, ProbeIsFalseForOtherFiles) {
   EXPECT_FALSE(ZipReader::probe(InputFile(testdata("small.safetensors"))));
 }
 
-// The layout of records at and beyond 4 GiB, as torch.save wrote them for
-// {"t": int8 zeros of 4.3e9, "u": arange(7), "e": empty} into big.bin: offsets, and the bytes of
-// the local header, descriptor and directory entries.
+// The layout of records at and beyond 4 GiB. torch.save wrote them for {"t": int8 zeros of 4.3e9,
+// "u": arange(7), "e": empty} into big.bin. There are offsets, and the bytes of the local header,
+// descriptor and directory entries.
 TEST(ZipLayout, BeyondFourGiBAsTorch) {
   constexpr uint64_t kBig = 4'300'000'000;
   ZipLayout layout("big");

@@ -310,7 +310,7 @@ TEST(ZstdFile, RefusesDictionaries) {
                "dictionary");
 }
 
-// Whoever believes such a header allocates it.
+// A reader that trusts such a header allocates all of it.
 TEST(ZstdFile, RefusesAHeaderThatClaimsMoreThanItsBlocksCanHold) {
   EXPECT_EQ(decompress(hello(std::string("\xC0\x58\5\0\0\0\0\0\0\0", 10))), "hello");
   for (const char* size : {"\6\0\0\0\0\0\0\0", "\0\0\0\0\1\0\0\0", "\0\0\0\0\0\0\0\x10"}) {
@@ -436,8 +436,8 @@ TEST(ZstdFile, RefusesAFrameThatEndsBeforeTheNext) {
   }
 }
 
-// In frames of more than a block a table that moves content from one to the next would move all
-// that is read from the second on.
+// A frame of more than a block may have a table that moves content from one block to the next. It
+// would move all that is read from the second on.
 TEST(ZstdFile, RefusesATableThatMovesContent) {
   const Frames frames = frames_of({2 * kMiB, 2 * kMiB, 2 * kMiB}, {false, false});
   std::vector<TableEntry> table = frames.table;

@@ -1,5 +1,5 @@
-"""A cosmic ray, or a disk without checksums: one bit of a rank's fp32 masters is not what was saved. torch.load does
-not look at the CRC32. The record must be named."""
+"""A cosmic ray, or a disk without checksums: one bit of a rank's saved fp32 masters has changed. torch.load
+does not look at the CRC32. The record must be named."""
 from plant import MASTERS, find, flip_bit
 
 CASE = "z2_bf16_w4"

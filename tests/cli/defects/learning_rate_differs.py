@@ -1,5 +1,5 @@
-"""SGD counts no steps. That two ranks are of different saves is seen by the learning rate, which a schedule set. Of two
-ranks either may be the older."""
+"""SGD counts no steps. The learning rate, which a schedule set, shows that two ranks are of different saves.
+Either of two ranks may be the older."""
 from plant import find, optimizer
 
 CASE = "z1_fp32_sgd_w2"

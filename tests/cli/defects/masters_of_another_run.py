@@ -1,5 +1,5 @@
-"""A rank's shard comes from another run with the same model and the same number of steps: its masters are not what the
-weights were rounded from, while all those of the other rank are. It is one finding, not one a parameter."""
+"""A rank's shard comes from another run with the same model and the same number of steps. Its masters do not
+round to the weights, while those of the other rank do. It is one finding, not one a parameter."""
 from plant import MASTERS, find, optimizer
 
 CASE = "z1_bf16_w2"

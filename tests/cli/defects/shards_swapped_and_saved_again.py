@@ -1,5 +1,5 @@
-"""A script loaded two ranks' shards and saved each under the other's name: only what is in them tells, the slices of
-parameters that a rank says it has."""
+"""A script loaded two ranks' shards and saved each under the other's name. Only the contents tell: the slices
+of parameters that a rank says it has."""
 from plant import find, load_shard, save_under
 
 CASE = "z2_fp32_full_w3"

@@ -1,4 +1,4 @@
-"""The second tensor-parallel rank's model file is of the save before. Of two files either may be the older."""
+"""The second tensor-parallel rank's model file is of the save before. Either of two files may be the older."""
 from plant import edited, find
 
 CASE = "autotp2_dp2_z1_fp32"

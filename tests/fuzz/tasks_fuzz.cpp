@@ -1,5 +1,5 @@
-// What the processes of a group say to each other, each by all of its readers. What is read is
-// written again as it was.
+// The files that processes of a run leave for each other, each by all of its readers. A file that
+// is read is written again as it was.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -7,13 +7,12 @@
 
 #include "base/varint.h"
 #include "dsckpt/error.h"
-#include "exec/piece_work.h"
+#include "exec/piece_task.h"
 #include "exec/portion.h"
-#include "exec/rank_words.h"
+#include "exec/rank_job.h"
 #include "fuzz/refuse_as.h"
-#include "group/file_service.h"
-#include "group/rendezvous.h"
 #include "inspect/questions.h"
+#include "nodes/file_service.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsckpt;
@@ -51,8 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ask_twice(static_cast<const NonfiniteQuestion*>(nullptr));
   ask_twice(static_cast<const NotRoundedQuestion*>(nullptr));
   read_twice_by([](VarintReader& reader) { return read_look(reader); }, write_look);
-  read_twice_by([](VarintReader& reader) { return read_range(reader); }, write_range);
-  refuse_or([&] { static_cast<void>(decode_number(bytes)); });
-  static_cast<void>(Rendezvous::parse(std::string(bytes)));
+  read_twice_by([](VarintReader& reader) { return read_place(reader); }, write_place);
+  write_twice([](std::string_view text) { return PieceTask::decode(text).encode(); });
   return 0;
 }

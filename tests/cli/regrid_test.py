@@ -1,0 +1,140 @@
+"""reshard to other tensor-parallel ranks and pipeline stages, from the command line: what it refuses, and says."""
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(os.environ["DSCKPT_BIN"]) / "reshard"
+TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
+PIPELINE = "model_parallel/pp2_dp1_z1_bf16"
+LAYERS = 7  # of it, with the one that uses the tied embedding again
+
+
+class RegridTest(unittest.TestCase):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.out = pathlib.Path(scratch.name) / "out"
+
+    def run_tool(self, name, *options):
+        return subprocess.run([str(TOOL), str(TESTDATA / name / "ckpt"), str(self.out), "--dp", "1", *map(str, options)],
+                              capture_output=True, text=True, timeout=60)
+
+    def refused(self, name, options, code, *words):
+        done = self.run_tool(name, *options)
+        self.assertEqual(done.returncode, code, done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+        self.assertFalse(self.out.exists())
+
+    def planned(self, name, *options):
+        done = self.run_tool(name, *options, "--dry-run", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertFalse(self.out.exists())
+        return json.loads(done.stdout)["data"]
+
+    def test_rows_and_heads_that_the_ranks_cannot_share(self):
+        self.refused("model_parallel/autotp2_dp1_z1_bf16", ["--tp", 3], 2, "model.layers.0.self_attn.q_proj.weight",
+                     "a size of 16 cannot be divided evenly over 3 tensor-parallel ranks")
+        self.refused("model_parallel/autotp2_dp1_z1_uneven", ["--tp", 4], 2,
+                     "cannot share its 3 units of size", "such as heads")
+        self.refused("megatron/megatron_gpt_tp2_dp2_z2_fp16", ["--tp", 3], 2, "num_attention_heads is 4",
+                     "3 tensor-parallel ranks cannot share")
+
+    def test_heads_that_autotps_ranks_share(self):
+        split = "model_parallel/autotp2_dp1_z1_bf16"
+        self.refused(split, ["--tp", 3, "--kv-heads", 2], 2, "cannot share its 2 units of size")
+        self.refused(split, ["--tp", 2, "--kv-heads", 2], 2, "the tensor-parallel ranks stay as they are")
+        self.refused(split, ["--tp", 4, "--kv-heads", 1], 2, "its slices are not made of units of size 16")
+        self.refused(split, ["--tp", 1, "--kv-heads", 0], 2, "--kv-heads")
+
+    def test_parameters_that_no_rule_is_for_are_named_with_the_rule_to_give(self):
+        self.refused("model_parallel/pp2_dp1_z1_bf16", ["--tp", 2], 3, "has no rule that says how",
+                     "--tp-rule REGEX=cat:0")
+        self.refused("checkpoints/z2_bf16_w2", ["--tp", 2], 3, "has no rule that says how")
+        self.refused("megatron/megatron_gpt_dp2_z3_bf16", ["--tp", 2], 3, "word_embeddings.weight", "has no rule that says how")
+        self.refused("model_parallel/autotp2_dp1_z1_codegen", ["--tp", 4], 3, "attn.qkv_proj.weight",
+                     "has no rule that says how")
+        self.refused("megatron/neox_pp1_tp2_dp1_z1_fp16", ["--tp", 4], 3, "nothing says how they go together")
+
+    def test_rules_that_do_not_fit(self):
+        self.refused("checkpoints/z2_bf16_w2", ["--tp", 2, "--tp-rule", "nothing=cat:0"], 2, "fits no parameter")
+        self.refused("megatron/neox_pp1_tp2_dp1_z1_fp16", ["--tp", 4, "--tp-rule", ".*dense.*=cat:3"], 2,
+                     "is no rule for tensor-parallel slices")
+
+    def test_sums_of_the_ranks_parts_become_those_of_one_rank_only(self):
+        rules = [r".*(attention\.dense|mlp\.linear2)\.weight=cat:1", r".*(query_key_value|linear1).*=cat:0",
+                 r".*(word_embeddings|final_linear).*=cat:0", r".*norm\..*=average",
+                 r".*(attention\.dense|mlp\.linear2)\.bias=sum"]
+        words = [word for rule in rules for word in ("--tp-rule", rule)]
+        self.refused("megatron/neox_pp1_tp2_dp1_z1_fp16", ["--tp", 4, *words], 2, "dense.bias", "is a sum")
+
+    def test_vocabularies_of_unknown_padding(self):
+        rules = [r".*(attention\.dense|mlp\.linear2)\.weight=cat:1", r".*(query_key_value|linear1).*=cat:0",
+                 r".*(word_embeddings|final_linear).*=cat:0", r".*norm\..*=average",
+                 r".*(attention\.dense|mlp\.linear2)\.bias=sum"]
+        words = ["--tp", 1, *(word for rule in rules for word in ("--tp-rule", rule))]
+        self.refused("megatron/neox_pp1_tp2_dp1_z1_fp16", words, 3, "nothing tells how many of them are padding",
+                     "--padded-vocab-size")
+        self.assertEqual(self.planned("megatron/neox_pp1_tp2_dp1_z1_fp16", *words, "--padded-vocab-size", 64)["tp"], 1)
+        self.refused("model_parallel/mpu_tp2_dp1_z1_bf16", ["--tp", 2, "--padded-vocab-size", 36], 2, "cannot share")
+        self.refused("model_parallel/mpu_tp2_dp1_z1_bf16", ["--tp", 4, "--padded-vocab-size", 42], 2, "cannot share")
+        self.refused(PIPELINE, ["--padded-vocab-size", 64], 2, "nothing tells which parameter is a vocabulary")
+
+    def test_a_vocabulary_is_padded_anew_in_the_files_of_layers_too(self):
+        sizes = {}
+        for rows in (48, 64):
+            plan = self.planned("model_parallel/pp2_tp2_dp1_z1_bf16", "--padded-vocab-size", rows)
+            sizes[rows] = {pathlib.Path(file["path"]).name: file["bytes"] for file in plan["files"]}
+        name = "layer_00-model_00-model_states.pt"
+        # Eight more rows of 16 elements of bf16 on each of two ranks.
+        self.assertEqual(sizes[64][name] - sizes[48][name], 8 * 16 * 2)
+
+    def test_stages_that_no_layers_are_for(self):
+        self.refused("model_parallel/autotp2_dp1_z1_bf16", ["--pp", 2], 2, "is no pipeline")
+        self.refused("model_parallel/autotp2_dp1_z1_bf16", ["--stages", "0"], 2, "is no pipeline")
+        self.refused(PIPELINE, ["--pp", 3], 2, "nothing tells which layers each stage", "--stages says it")
+        self.refused(PIPELINE, ["--pp", 3, "--stages", "0,3"], 2, "names 2 layers for 3 stages")
+        self.refused(PIPELINE, ["--pp", 3, "--stages", "1,2,3"], 2, "does not begin with layer 0")
+        self.refused(PIPELINE, ["--pp", 3, "--stages", "0,3,3"], 2, "stage 2 would have no layers")
+        self.refused(PIPELINE, ["--pp", 2, "--stages", f"0,{LAYERS}"], 2, "stage 1 would have no layers")
+        self.refused(PIPELINE, ["--pp", 3, "--stages", "0,3,4"], 2, "stage 1 of 3 stages would have no layers with")
+        self.refused(PIPELINE, ["--pp", 3, "--stages", "0,three"], 2, "is no list of layers")
+
+    def test_other_changes_at_the_same_time(self):
+        split = "model_parallel/autotp2_dp1_z1_bf16"
+        self.refused(split, ["--tp", 1, "--like", TESTDATA / split / "ckpt"], 2, "the result would be of 1 pipeline")
+
+    def test_experts(self):
+        self.refused("model_parallel/moe_ep2_dp2_z1_bf16", ["--tp", 2], 3, "has no rule that says how",
+                     "--tp-rule REGEX=cat:0")
+        self.refused("model_parallel/moe_ep2_dp2_z1_bf16", ["--tp", 2, "--tp-rule", ".*=replicated"], 3,
+                     "has experts that every tensor-parallel rank would have whole", "--tp-rule REGEX=cat:0")
+        self.refused("model_parallel/autoep2_dp2_z1_bf16", ["--tp", 2], 3, "has experts of AutoEP")
+        self.refused("model_parallel/autoep2_autotp2_z1_fp32", ["--tp", 1], 3, "folded with tensor parallelism")
+
+    def test_the_plan_says_the_grid(self):
+        plan = self.planned("model_parallel/pp2_tp2_dp2_z1_fp32", "--tp", 1, "--pp", 2)
+        self.assertEqual((plan["tp"], plan["pp"], plan["stages"]), (1, 2, [0, 3]))
+        self.assertEqual([group["mp_rank"] for group in plan["groups"]], [0, 1])
+        names = {pathlib.Path(file["path"]).name for file in plan["files"]}
+        self.assertIn("layer_03-model_00-model_states.pt", names)
+        self.assertNotIn("layer_03-model_01-model_states.pt", names)
+
+    def test_the_summary_of_every_split_model_that_can_be_listed(self):
+        summaries = 0
+        for folder in sorted((TESTDATA / "model_parallel").glob("*/ckpt")):
+            listed, summary = (subprocess.run([str(TOOL.parent / "ckpt-inspect"), *command, str(folder), "--json"],
+                                              capture_output=True, text=True, timeout=60)
+                               for command in (["list"], []))
+            with self.subTest(folder=str(folder)):
+                self.assertEqual(summary.returncode, listed.returncode, summary.stdout)
+            summaries += summary.returncode == 0
+        self.assertGreater(summaries, 20)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,259 @@
+"""dsckpt.load_checkpoint into engines whose models are split: over tensor-parallel ranks, pipeline stages or experts.
+
+As in live_load_test.py, an engine must hold, bit for bit, what one holds that has loaded reshard's files itself. Both
+then make two steps. A refusal must leave all ranks with the same reason, and the engine as it was.
+
+DSCKPT_CASES restricts it to cases with this in their names; DSCKPT_ALL=1 makes all loads, not only a few of each kind.
+"""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import unittest
+import warnings
+
+import torch
+
+import make_model_parallel
+import oracle
+import resume_check
+from live_load_test import TIMEOUT, after, held, raised, tool, unlike
+from make_checkpoints import free_port, run_forked
+from regrid_test import words
+
+ALL = bool(os.environ.get("DSCKPT_ALL"))
+
+# A case, and what is another of the engine than of the one that saved it: ranks, type of elements, ZeRO stage. Its
+# source may be "packed": then DeepSpeed itself would find no files. And the options of the load.
+LOADS = [
+    ("autotp2_dp1_z1_bf16", {"dp": 2}),
+    ("autotp2_dp2_z2_bf16", {"dp": 1}),
+    ("autotp2_dp2_z3_bf16", {"dp": 1}),
+    ("mpu_tp2_dp2_z2_bf16", {"dp": 1}),
+    ("autotp2_dp2_z1_fp32", {"tp": 1}),
+    ("autotp2_dp2_z3_bf16", {"tp": 1}),
+    ("mpu_tp2_dp2_z2_bf16", {"tp": 4, "dp": 1}),
+    ("mpu_tp2_dp2_z1_fp32", {"tp": 3, "dp": 1}),
+    ("autotp2_dp1_z0_fp32", {"dp": 2}),
+    ("moe_ep2_dp2_z1_bf16", {"dp": 4}),
+    ("moe_ep2_dp4_z1_fp32", {"dp": 2, "ep": 1}, "packed"),
+    ("moe_ep2_dp2_z1_bf16", {"dtype": "fp32", "stage": 2}),
+    ("autoep2_dp2_z1_bf16", {"ep": 1}, "packed"),
+    ("autoep2_dp4_z3_fp32", {"dp": 2}),
+    ("pp2_dp2_z1_bf16", {"dp": 1}, "packed"),
+    ("pp2_dp2_z1_fp32", {"dtype": "bf16"}),
+    ("pp2_dp2_z1_bf16", {"pp": 3, "dp": 1}),
+    ("pp2_dp1_z0_fp32", {"dp": 2}),
+    ("pp2_tp2_dp2_z1_fp32", {"dp": 1}),
+]
+MORE = [
+    ("moe_ep1_dp2_z1_bf16", {"dp": 1}),
+    ("moe_ep2_dp2_z1_bf16", {"dp": 3, "ep": 1}),
+    ("moe_ep2_dp4_z2_fp32", {"dp": 2}),
+    ("moe_ep2_dp4_z2_fp32", {"ep": 4}),
+    ("autoep2_dp4_z2_fp32", {"ep": 4}),
+    ("autotp2_dp1_z0_fp32", {"stage": 1}),
+    ("pp2_dp1_z0_fp32", {"stage": 1, "dp": 2}),
+    ("pp2_dp2_z1_fp32", {"stage": 0}),
+    ("autoep2_dp4_z3_fp32", {"ep": 4}),
+    ("pp2_dp2_z1_bf16opt", {"dp": 3}),
+    ("pp2_dp1_z1_fp16", {"dp": 2}),
+    ("pp2_dp2_parwrite_z1_fp32", {"dp": 1}),
+    ("pp2_dp2_noinfo_z1_fp32", {"dp": 1}),
+    ("pp3_dp1_z1_fp32", {"dp": 2}),
+    ("pp3_dp1_z1_fp32", {"pp": 1}),
+    ("moe_ep2_dp2_z1_bf16", {"ep": 1}, "native", {"load_optimizer_states": False}),
+    ("pp2_dp2_z1_bf16", {"dp": 1}, "native", {"load_module_only": True}),
+    ("pp2_tp2_dp1_z1_bf16", {"pp": 1}),
+]
+
+
+def start(resume, rank, port):
+    engine, step, _ = resume_check.start_model_parallel(resume, resume.case(False), rank, port)
+    return engine, step
+
+
+def compare_worker(rank, world, port, resume, source, tag, reference, report, options):
+    import dsckpt
+    engine, step = start(resume, rank, port)
+    _, client_state = engine.load_checkpoint(str(reference), **options)
+    native = after(engine, step, client_state)
+    engine, step = start(resume, rank, port)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*DeepSpeed's own load_checkpoint", dsckpt.DsckptWarning)
+        _, client_state = dsckpt.load_checkpoint(engine, source, tag=tag, **options)
+    lines = resume_check.everywhere(unlike(after(engine, step, client_state), native, False))
+    if rank == 0:
+        report.write_text(json.dumps(lines))
+    torch.distributed.barrier()
+
+
+def load_of(case, size, source="native", options=()):
+    """A row of a table as arguments of compared()."""
+    return oracle.Case(resume_check.case_folder(case)), size, source, dict(options)
+
+
+def compared(saved, size, source, options, scratch):
+    """Why a rank failed, or None; and what the engines hold otherwise than by DeepSpeed's load of reshard's files."""
+    resume, old = resume_check.Resume(saved.folder, size), saved.facts["topology"]
+    new, port, report = {**old, **size}, free_port(), scratch / "report.json"
+    grid = words(saved, new["tp"], 1, new["dp"], []) if new["tp"] != old["tp"] else ["--dp", new["dp"]]
+    grid += ["--pp", new["pp"]] if new["pp"] != old["pp"] else []
+    grid += ["--stages", "uniform"] if old["pp"] != new["pp"] > 1 else []
+    grid += ["--ep", new["ep"]] if new["ep"] != old["ep"] else []
+    grid += ["--stage", size["stage"]] if "stage" in size else []
+    if "dtype" in size:
+        (scratch / "ds_config.json").write_text(json.dumps(make_model_parallel.ds_config(resume.case(False))))
+        grid += ["--ds-config", scratch / "ds_config.json"]
+    tool("reshard", saved.load_dir, scratch / "reference", *map(str, grid))
+    world, load_dir = new["pp"] * new["tp"] * new["dp"], saved.load_dir
+    if source == "packed":
+        load_dir = scratch / "packed"
+        tool("ckpt-pack", "pack", saved.load_dir, load_dir)
+    error = run_forked(compare_worker, scratch / "logs",
+                       [(rank, world, port, resume, load_dir, resume.facts["tag"], scratch / "reference", report,
+                         options)
+                        for rank in range(world)], timeout=TIMEOUT)
+    return error, None if error else json.loads(report.read_text())
+
+
+# --- what is left to DeepSpeed
+
+# An engine's case, and why DeepSpeed itself loads it.
+LEFT = [("moe_ep2_dp2_z0_fp32", "models with experts are not loaded directly at stage 0")]
+
+
+def left_worker(rank, world, port, resume, source, tag, report):
+    """The warnings of a load, and the faults of what the engine then holds."""
+    import dsckpt
+    engine, step = start(resume, rank, port)
+    engine.load_checkpoint(str(source), tag=tag)
+    native = after(engine, step, None)
+    engine, step = start(resume, rank, port)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", dsckpt.DsckptWarning)
+        dsckpt.load_checkpoint(engine, source, tag=tag)
+    texts = [str(each.message) for each in said if each.category is dsckpt.DsckptWarning]
+    lines = resume_check.everywhere(unlike(after(engine, step, None), native, False))
+    if rank == 0:
+        report.write_text(json.dumps([texts, lines]))
+    torch.distributed.barrier()
+
+
+# --- what is refused
+
+# The engine: its case, ranks and experts in a layer. The source: a case, or made of the engine's own. The error: its
+# class and a part of its text.
+OWN, LOST_EXPERT, LOST_TENSOR = "its own", "without an expert's file", "without an expert's tensor"
+OTHER_LAYER, FOREIGN, WEIGHTS = "with a tensor more in a layer", "of torch.distributed.checkpoint", "weights alone"
+REFUSED = [
+    ("moe_ep2_dp2_z1_bf16", {}, 8, OWN, "InconsistentError", "gate.wg.weight: has shape [8, 8]"),
+    ("moe_ep2_dp2_z1_bf16", {}, 4, LOST_EXPERT, "InconsistentError", "layer_1_expert_2_mp_rank_00_model_states.pt"),
+    ("moe_ep2_dp2_z1_bf16", {}, 4, "moe_ep2_dp2_z0_fp32", "UnsupportedError", "has experts and no ZeRO"),
+    ("moe_ep2_dp2_z1_bf16", {}, 4, LOST_TENSOR, "InconsistentError", "0.up.bias is in the engine, but in no file"),
+    ("moe_ep2_dp2_z1_bf16", {}, 4, WEIGHTS, "UnsupportedError", "weights alone are not loaded into"),
+    ("autoep2_dp4_z3_fp32", {"dp": 2}, 4, "autoep2_dp4_z2_fp32", "UnsupportedError", "below stage 3"),
+    ("pp2_dp1_z1_bf16", {}, 0, "pp2_tp2_dp1_z1_bf16", "UnsupportedError", "with 2 pipeline stages and 2 tensor-"),
+    ("pp2_dp1_z1_bf16", {}, 0, OTHER_LAYER, "InconsistentError", "1.more: is not in the engine"),
+    ("autotp2_dp1_z1_bf16", {"tp": 1}, 0, "autotp2_dp1_z0_fp32", "UnsupportedError", "stage 0 with 1 pipeline"),
+    ("autotp2_dp1_z1_bf16", {}, 0, FOREIGN, "UnsupportedError", "of another framework"),
+]
+
+
+def refused_worker(rank, world, port, resume, experts, work, report):
+    """[what each rank raised] for each of the sources, and whether one changed the engine."""
+    make_model_parallel.EXPERTS = experts
+    engine, _ = start(resume, rank, port)
+    before, found = held(engine, None), []
+    for source, tag in work:
+        found.append(raised(str(source), engine, source, tag))
+    changed = resume_check.everywhere(unlike(held(engine, None), before, False))
+    everyone = [None] * world
+    torch.distributed.all_gather_object(everyone, found)
+    if rank == 0:
+        report.write_text(json.dumps([everyone, changed]))
+    torch.distributed.barrier()
+
+
+def refused_source(case, what, scratch):
+    """(path, tag) of what an engine of `case` refuses."""
+    if what not in (OWN, LOST_EXPERT, LOST_TENSOR, OTHER_LAYER, FOREIGN, WEIGHTS):
+        case = oracle.Case(resume_check.case_folder(what))
+    target, tag = scratch / what, case.facts["tag"]
+    if what == FOREIGN:
+        tool("to-dcp", case.load_dir, target, "--dp", "2")
+        return target, None
+    if what == WEIGHTS:
+        tool("zero-to-fp32", case.load_dir, target, "--tag", tag, "--safe-serialization")
+        return target, None
+    if what not in (LOST_EXPERT, LOST_TENSOR, OTHER_LAYER):
+        return case.load_dir, tag
+    shutil.copytree(case.load_dir, target)
+    expert = target / tag / "layer_1_expert_2_mp_rank_00_model_states.pt"
+    if what == LOST_EXPERT:
+        expert.unlink()
+    elif what == LOST_TENSOR:
+        torch.save({key: value for key, value in torch.load(expert).items() if not key.endswith("up.bias")}, expert)
+    else:
+        layer = target / tag / "layer_01-model_states.pt"
+        torch.save({**torch.load(layer), "more": torch.ones(3)}, layer)
+    return target, tag
+
+
+class LiveSplitTest(unittest.TestCase):
+    maxDiff = None
+
+    def test_ranks_of_a_split_model_hold_what_they_would_hold_of_reshards_files(self):
+        for row in LOADS + (MORE if ALL else []):
+            if os.environ.get("DSCKPT_CASES", "") not in row[0]:
+                continue
+            with self.subTest(load=row), tempfile.TemporaryDirectory() as scratch:
+                error, lines = compared(*load_of(*row), pathlib.Path(scratch))
+                self.assertIsNone(error)
+                self.assertEqual(lines, [])
+
+    def test_engines_that_are_left_to_deepspeed_say_why(self):
+        for name, why in LEFT:
+            case = oracle.Case(resume_check.case_folder(name))
+            resume = resume_check.Resume(case.folder, {})
+            with self.subTest(case=name), tempfile.TemporaryDirectory() as scratch:
+                port, report, world = free_port(), pathlib.Path(scratch, "report.json"), resume.case(False).world
+                error = run_forked(left_worker, pathlib.Path(scratch, "logs"),
+                                   [(rank, world, port, resume, case.load_dir, case.facts["tag"], report)
+                                    for rank in range(world)], timeout=TIMEOUT)
+                self.assertIsNone(error)
+                texts, lines = json.loads(report.read_text())
+                self.assertEqual(lines, [])
+                self.assertEqual(texts, [f"{why}: DeepSpeed's own load_checkpoint is called"])
+
+    def test_all_ranks_refuse_what_reshard_would_and_keep_what_they_have(self):
+        engines = {}
+        for case, size, experts, *refusal in REFUSED:
+            if os.environ.get("DSCKPT_CASES", "") in case:
+                engines.setdefault((case, tuple(size.items()), experts), []).append(refusal)
+        for (name, size, experts), refusals in engines.items():
+            with tempfile.TemporaryDirectory() as scratch:
+                scratch, case = pathlib.Path(scratch), oracle.Case(resume_check.case_folder(name))
+                resume = resume_check.Resume(case.folder, dict(size))
+                work = [refused_source(case, what, scratch) for what, _, _ in refusals]
+                port, report, world = free_port(), scratch / "report.json", resume.case(False).world
+                error = run_forked(refused_worker, scratch / "logs",
+                                   [(rank, world, port, resume, experts, work, report) for rank in range(world)],
+                                   timeout=TIMEOUT)
+                self.assertIsNone(error)
+                everyone, changed = json.loads(report.read_text())
+            self.assertEqual(changed, [])
+            for number, (what, kind, part) in enumerate(refusals):
+                with self.subTest(engine=name, what=what):
+                    said = [found[number] for found in everyone]
+                    self.assertEqual(said, [said[0]] * len(said))
+                    self.assertEqual(said[0][0], kind, said[0])
+                    for words_of_it in (part, "the engine is unchanged"):
+                        self.assertIn(words_of_it, " ".join(map(str, said[0])))
+
+
+if __name__ == "__main__":
+    unittest.main()
