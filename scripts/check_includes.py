@@ -13,16 +13,16 @@ Prints one line for each broken rule, as `file:line: what`, and exits 1 if there
 * Only apps/cli/cli.*, interrupt.* there, and a `main` that calls it end a tool.
 * A header and its source are one: in lib/ such pairs do not need each other in a circle either.
 * Files are opened for writing, and temporary ones made, in lib/io/folder.cpp alone, which follows no link of others.
-* Tables by texts are KeyedMap or KeyedSet (base/keyed_hash.h), or sorted: whoever writes a file may choose texts that
-  std::hash puts into one place.
+* Tables by texts are KeyedMap or KeyedSet (base/keyed_hash.h), or sorted. The author of a file may choose texts
+that std::hash puts into one place.
 """
 
 import os
 import re
 import sys
 
-# Folder in lib/ -> folders it may include besides itself and dsckpt/, the public headers, which include
-# nothing else.
+# For each folder in lib/, the folders that it may include. It may always include itself and the public headers in
+# dsckpt/, which include nothing else.
 LOWER = {"base", "io", "plan", "pickle", "format", "deepspeed"}
 USE_CASE = LOWER | {"checkpoint/find", "checkpoint/names", "checkpoint", "exec", "job"}
 ALLOWED = {
@@ -38,13 +38,12 @@ ALLOWED = {
     "checkpoint/names": {"base", "plan"},
     "checkpoint": LOWER | {"checkpoint/find", "checkpoint/names"},
     "bucket": {"base", "io"},
-    "group": {"base", "io"},
-    "group/mpi": {"group"},
-    "exec": {"base", "codec", "io", "plan", "group"},
-    "job": USE_CASE | {"codec", "group"},
-    "inspect": LOWER | {"checkpoint/find", "checkpoint", "exec", "group"},
-    "inspect/verify": LOWER | {"checkpoint/find", "checkpoint", "exec", "group", "inspect"},
-    # The use cases do not know each other.
+    "nodes": {"base"},
+    "exec": {"base", "codec", "io", "plan", "nodes"},
+    "job": USE_CASE | {"codec"},
+    "inspect": LOWER | {"checkpoint/find", "checkpoint", "exec"},
+    "inspect/verify": LOWER | {"checkpoint/find", "checkpoint", "exec", "inspect"},
+    # Use cases do not include each other.
     "weights": USE_CASE,
     "universal": USE_CASE,
     "dcp": USE_CASE,
@@ -52,15 +51,15 @@ ALLOWED = {
     "pack": USE_CASE | {"codec"},
     "report": LOWER | {"checkpoint/find", "checkpoint", "exec", "job", "inspect"},
     "report/html": {"base", "inspect", "report"},
-    # What users of the library have, and no more.
+    # These have only what users of the library have. The module also opens URLs, as the tools do.
     "libtorch": set(),
-    "python/native": set(),
+    "python/native": {"bucket", "exec", "io"},
 }
 
 MAY_INCLUDE_LIBTORCH = ("lib/libtorch/", "lib/dsckpt/torch.h", "tests/")
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
-# Comments, then string and character literals; what is left is code.
+# Comments, and string and character literals. The rest is code.
 NOT_CODE = re.compile(
     r'//[^\n]*|/\*.*?\*/|R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'',
     re.DOTALL,
@@ -81,7 +80,7 @@ HASHES_TEXTS = re.compile(r"std::unordered_\w+<\s*(const\s+)?std::(string|string
 
 
 def blank(match):
-    """Replaces a comment or literal by spaces; a digit separator's quote is left alone."""
+    """Replaces a comment or literal by spaces; a digit separator's quote stays."""
     return re.sub(r"[^\n]", " ", match.group(0))
 
 
@@ -120,7 +119,7 @@ def resolve(root, path, name):
 
 
 def check_file(root, path, edges):
-    """Yields (line, what) for each rule that `path` breaks; notes the project's files it includes."""
+    """Yields (line, what) for each rule that `path` breaks, and adds its includes of project files to `edges`."""
     with open(os.path.join(root, path), encoding="utf-8") as file:
         text = file.read()
     code = code_of(text)
@@ -186,7 +185,7 @@ def circles(edges):
 
 
 def pairs(edges):
-    """The same includes between headers with their sources, by what both are called; of lib/ alone."""
+    """The same includes between headers together with their sources, by their common name; only lib/."""
     between = {}
     for path, targets in edges.items():
         stem = os.path.splitext(path)[0]

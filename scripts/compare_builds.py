@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Do two builds make the same of every checkpoint in testdata?
+"""Compares the results of two builds for every checkpoint in testdata.
 
     scripts/compare_builds.py record BIN RESULT.json     runs all tools of the folder BIN
     scripts/compare_builds.py diff OLD.json NEW.json     exit 1 if anything differs
 
     RUN_WITH=qemu-aarch64 scripts/compare_builds.py record build/aarch64/bin ARM.json
 
-For each command it keeps the exit status, what was printed (times masked) and the SHA-256 of every
-file that was written. Run `record` once with the tools of each build.
+For each command it keeps the exit status, the output (with masked times) and the SHA-256 of every written file. Run
+`record` once with the tools of each build.
 """
 
 import concurrent.futures
@@ -25,7 +25,7 @@ TESTDATA = os.path.join(ROOT, "testdata")
 
 
 def commands():
-    """Yields (name, arguments); {out} stands for a new folder's path."""
+    """Yields (name, arguments); {out} is a placeholder for a new folder's path."""
     checkpoints = sorted(glob.glob(os.path.join(TESTDATA, "checkpoints", "*", "ckpt")))
     split = sorted(glob.glob(os.path.join(TESTDATA, "model_parallel", "*", "ckpt")))
     adapters = sorted(glob.glob(os.path.join(TESTDATA, "peft", "*", "ckpt")))

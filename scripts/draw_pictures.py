@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Draws README's pictures into .github/pictures, from what the tools print and from the benchmark's results.
+"""Draws README's pictures into .github/pictures, from the tools' output and the benchmark's results.
 
     scripts/draw_pictures.py            writes all of them; needs the tools, pyte and chromium
-    scripts/draw_pictures.py --check    exits 1, and says which, if a picture is not what would be drawn now
+    scripts/draw_pictures.py --check    exits 1, and names the pictures that are not current
 
-* `run.svg`, `inspect.svg`: a terminal in which the commands were run, on a checkpoint of testdata and on a sparse one
-  with the shapes of Llama's 8 B parameters.
+* `run.svg`, `inspect.svg`: a terminal after commands on a checkpoint of testdata, and on a sparse one with the shapes
+  of Llama's 8 B parameters.
 * `speed.svg`: tests/bench/runs/SPEED/results.json as bars.
-* `paths.svg`: which tool turns what into what.
+* `paths.svg`: the tool for each conversion.
 * `page.png`: the page that `ckpt-inspect --html` writes, from its bytes to its model.
 
-DSCKPT_BIN is where the tools are; without, build/release/bin. Seconds that the tools print are not compared.
+DSCKPT_BIN is the folder of the tools; default: build/release/bin. Seconds in the output are not compared.
 """
 import argparse
 import fcntl
@@ -36,7 +36,7 @@ SPEED = "2026-11-cp-speed"
 MOST_BYTES = 300_000  # all pictures together
 SECONDS = re.compile(r"\d+\.\d\d s\b")
 
-# Light and dark, as GitHub shows pages.
+# Light and dark colours, like GitHub's pages.
 STYLE = """
 .page{fill:#ffffff}.edge{fill:none;stroke:#d0d7de}.bar{fill:#f6f8fa}.text{fill:#1f2328}.faint{fill:#656d76}
 .yellow{fill:#9a6700}.red{fill:#cf222e}.green{fill:#1a7f37}.blue{fill:#0969da}.magenta{fill:#8250df}.cyan{fill:#1b7c83}
@@ -63,7 +63,7 @@ CELL, LINE_HEIGHT, PADDING, TITLE_BAR = 8.4, 19, 16, 34
 
 
 def run_in_terminal(words, columns, folder):
-    """What a command prints to a terminal, as bytes."""
+    """The output of a command on a terminal, as bytes."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 200, columns, 0, 0))
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
@@ -110,7 +110,7 @@ def screen_of(commands, columns, folder):
 
 
 def terminal(title, columns, commands, folder):
-    """A picture of it after these commands."""
+    """A picture of the terminal after these commands."""
     rows = screen_of(commands, columns, folder)
     width = round(columns * CELL + 2 * PADDING)
     height = TITLE_BAR + len(rows) * LINE_HEIGHT + 2 * PADDING
@@ -126,7 +126,7 @@ def terminal(title, columns, commands, folder):
         y, column = TITLE_BAR + PADDING + number * LINE_HEIGHT + 14, 0
         for text, colour, is_bold in row:
             weight = ' font-weight="600"' if is_bold else ""
-            for words in re.finditer(r"\S+(?: \S+)*", text):  # browsers make one space of several
+            for words in re.finditer(r"\S+(?: \S+)*", text):  # browsers merge several spaces
                 x, length = PADDING + (column + words.start()) * CELL, len(words[0]) * CELL
                 body.append(f'<text class="{colour}" x="{x:.1f}" y="{y}" textLength="{length:.1f}"{weight}>'
                             f"{html.escape(words[0])}</text>")
@@ -135,7 +135,7 @@ def terminal(title, columns, commands, folder):
 
 
 def trained(folder):
-    """A checkpoint of the Trainer, three ranks of ZeRO-1."""
+    """A checkpoint of the Trainer with three ranks of ZeRO-1."""
     shutil.copytree(ROOT / "testdata/checkpoints/hf_trainer_llama_z1_bf16_w3/ckpt/checkpoint-3", folder / "checkpoint-3")
 
 
@@ -160,7 +160,7 @@ def draw_inspect(folder):
 
 # Bars.
 
-# Title, rows of the results: which one, and what it is called.
+# The rows of the results, with their titles in the picture.
 BARS = (("warm-weights-bin-float32-400M-stage2", "weights of 400 M, stage 2"),
         ("warm-weights-bin-float32-400M-stage3", "weights of 400 M, stage 3"),
         ("warm-universal-100M-stage2", "universal of 100 M, stage 2"),
@@ -194,14 +194,14 @@ def draw_speed(_):
 
 
 def seconds_of(row):
-    """Medians of a row: ours, of the copy, and of DeepSpeed's script."""
+    """Medians of a row: ours, the copy's, and the one of DeepSpeed's script."""
     return {kind: row["programs"][program]["median_seconds"] for kind, program in
             (("ours", row["program"]), ("copy", row["baseline"]), ("theirs", "deepspeed"))}
 
 
-# What goes to what.
+# The conversions.
 
-# Left to right: what is there, and what it can be made into. (name, what it is, row); the tool, from, to.
+# From left to right: formats of inputs and outputs as (name, description, row), then (tool, from, to).
 HAVE = (("ZeRO shards", "stages 0 to 3, DeepSpeed"), ("universal checkpoint", "DeepSpeed"),
         ("DCP", "FSDP2, Accelerate, verl"), ("a single GPU's, DDP's", "Trainer, Accelerate, Lightning"),
         ("weights", "Hugging Face, PEFT adapters"))
@@ -244,7 +244,7 @@ def draw_paths(_):
 # The page.
 
 PART_OF_PAGE = "#facts{display:none}"
-PAGE_OF = b"page\0"  # the keyword of the chunk that has its SHA-256
+PAGE_OF = b"page\0"  # the keyword of the chunk with the page's SHA-256
 
 
 def draw_page(folder):
@@ -267,7 +267,7 @@ def draw_page(folder):
 
 
 def chunk(kind, data):
-    """Of a PNG."""
+    """A chunk of a PNG."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
@@ -281,7 +281,7 @@ DRAWN = {"run.svg": draw_run, "inspect.svg": draw_inspect, "speed.svg": draw_spe
 
 
 def is_current(name, drawn, kept):
-    """What a browser draws differs with its fonts, so it is asked for the page that it has drawn."""
+    """Browsers draw differently with other fonts, so the hash of the drawn page is compared."""
     if name.endswith(".png"):
         return page_of(drawn) == page_of(kept)
     return SECONDS.sub("", drawn) == SECONDS.sub("", kept.decode())

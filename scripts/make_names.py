@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Writes lib/checkpoint/names/rules.jsonl: how the names of transformers' models differ on the hub.
+"""Writes lib/checkpoint/names/rules.jsonl: the differences between names of transformers' models and on the hub.
 
     scripts/python scripts/make_names.py [--check] [CLASS ...]
 
-Read from the installed release of transformers: for each class of model that its auto classes know, made of its
-default configuration without memory for its weights, which rules of the conversion mapping save_pretrained() reverts.
-That is transformers.conversion_mapping.get_model_conversion_mapping(model, add_legacy=False) without changes of
-prefixes, which core_model_loading.revert_weight_conversion() leaves out for a model that no folder was loaded for.
+The source is the installed release of transformers. For each class of model that its auto classes know, a model is
+made from the default configuration without memory for weights. The rules are those of the conversion mapping that
+save_pretrained() reverts: transformers.conversion_mapping.get_model_conversion_mapping(model, add_legacy=False).
+Changes of prefixes are left out. core_model_loading.revert_weight_conversion() also leaves them out for a model
+that was not loaded from a folder.
 
-The file has facts alone: names, patterns, operations with their sizes. lib/checkpoint/names/README.md says how it is
-read. --check writes nothing, and fails if the file is not what would be written. With CLASS only these are looked at,
-and printed.
+The file has only facts: names, patterns, operations with their sizes. lib/checkpoint/names/README.md describes
+its reader. --check writes nothing, and fails if the file is not current. With CLASS, only these classes are
+examined and printed.
 """
 import collections
 import json
@@ -30,7 +31,7 @@ import transformers
 from transformers import conversion_mapping, core_model_loading
 from transformers.models.auto import configuration_auto, modeling_auto
 
-# Operations that tensors can be described by, as (name, arguments). Others make a rule "unknown".
+# Operations that can describe tensors, as (name, arguments). Any other operation makes a rule "unknown".
 OPERATIONS = {
     "Chunk": lambda op: ["chunk", op.dim] + ([op.num_shards_attribute] if op.num_shards_attribute else []),
     "Concatenate": lambda op: ["cat", op.dim] + ([op.num_shards_attribute] if op.num_shards_attribute else []),
@@ -46,9 +47,9 @@ OPERATIONS = {
 
 
 def one_way(transform):
-    """A transform as it is applied: what is looked for, and what it becomes."""
+    """A transform in the direction in which it is applied: the pattern and its replacement."""
     branches = []
-    # As WeightTransform.__init__ makes it, and as hub_names.cpp does.
+    # WeightTransform.__init__ and hub_names.cpp do the same.
     for i, source in sorted(enumerate(transform.source_patterns), key=lambda item: -len(item[1])):
         pattern = source.replace("*.", r".*\.")
         if re.search(r"[a-zA-Z0-9]$", pattern):
@@ -62,9 +63,10 @@ def one_way(transform):
 
 
 def without_lookarounds(source):
-    """RE2 has no lookarounds: what is looked for without those at its ends, and what may not be beside it.
+    """Removes lookarounds, which RE2 lacks: the pattern without those at its ends, and the texts that may not be
+    beside it.
 
-    Others stay as they are, and RE2 refuses them.
+    Others stay, and RE2 refuses them.
     """
     group = r"(?:[^()\\]|\\.|\((?!\?)(?:[^()\\]|\\.)*\)|\(\?:(?:[^()\\]|\\.)*\))+"
     match = re.fullmatch(rf"((?:\(\?<!{group}\))*)(.*?)(?:\(\?!({group})\))?", source)
@@ -101,11 +103,11 @@ def classes():
             for model_type, models in value.items():
                 for model in (models,) if isinstance(models, str) else models:
                     found.setdefault(model, model_type)
-    # A bare model comes with these, and is what a part of another model is made of.
+    # Bare models, of which parts of other models consist.
     return found
 
 
-# Classes whose default configuration makes no model, by the beginning of their names.
+# Arguments for classes whose default configuration makes no model, by the beginning of their names.
 ARGUMENTS = {
     "AyaVision": {"vision_config": {"model_type": "siglip_vision_model", "num_attention_heads": 16}},
     "Dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 1408},
@@ -127,9 +129,9 @@ def make(name, model_type):
 
 
 def uses_of(model):
-    """[[prefix, rules]] in the order of get_model_conversion_mapping(), whose claims these are.
+    """[[prefix, rules]] in the order of get_model_conversion_mapping().
 
-    The prefix is None of the model's own rules.
+    The prefix is None for the model's own rules.
     """
     uses = []
     mapping = conversion_mapping.get_checkpoint_conversion_mapping
@@ -164,7 +166,7 @@ def uses_of(model):
 
 
 def parts_of(model):
-    """{key of the configuration: [place, model type]} of parts that are models of their own."""
+    """{key of the configuration: [place, model type]} of parts that are models themselves."""
     parts = {}
     for key in getattr(model.config, "sub_configs", None) or {}:
         config = getattr(model.config, key, None)
@@ -178,9 +180,9 @@ def parts_of(model):
 
 
 def comes_back(model):
-    """Whether loading makes the module's names of those that are saved, without knowing what the module has.
+    """Returns whether loading restores the module's names from the saved ones, without knowing the module's names.
 
-    transformers looks: a name that the module has stays, where the rules make one of it that it has not.
+    transformers knows them: a name in the module stays if the rules would change it to one that is not there.
     """
     rules = conversion_mapping.get_model_conversion_mapping(model, add_legacy=False)
     rules = [rule for rule in rules if not is_prefix_change(rule)]
@@ -192,7 +194,7 @@ def comes_back(model):
 
 
 def all_names(name, rules, saving):
-    """What a tensor's name becomes, if lists of modules had one member each."""
+    """The new name of a tensor, if every list of modules had one member."""
     renamings = [rule for rule in rules if isinstance(rule, core_model_loading.WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, core_model_loading.WeightConverter)]
     if not saving:
@@ -220,7 +222,7 @@ def collect(names):
         try:
             model = make(name, model_type)
             uses = uses_of(model)
-        except Exception as error:  # whatever a configuration without arguments is not enough for
+        except Exception as error:  # no defaults for something
             left_out[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
             continue
         parts = parts_of(model)
@@ -230,7 +232,7 @@ def collect(names):
             continue
         tops = children_of(model)
         row = {"type": model.config.model_type, "base": model.base_model_prefix, "tops": tops}
-        # What looks as if somebody had wrapped the model, and has not.
+        # A module that looks like a wrapper around the model, but is none.
         nested = [f"{child}.{name}" for child, part in model.named_children() for name in children_of(part)
                   if name in tops]
         if nested:
@@ -256,7 +258,7 @@ def rules_file():
     for key in used:
         own = [rule_of(rule) for rule in mapping[key] if not is_prefix_change(rule)]
         text = json.dumps(own)
-        # Types with the same rules name those of the first.
+        # A type with the same rules refers to the first one.
         rules[key] = first[text] if text in first else own
         first.setdefault(text, key)
     bases = {}

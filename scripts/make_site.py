@@ -3,11 +3,11 @@
 
     scripts/make_site.py [--docs-only]    writes build/site/pages; --docs-only: only the Markdown, in build/site/docs
 
-Beside the documents are pages made of what the programs and sources say: each tool's --help, the docstrings of the
-Python package, and the public headers. Links to files that are no pages lead to the repository where GitHub builds
-(GITHUB_REPOSITORY); elsewhere their text stays. A link that leads nowhere is an error.
+Further pages are generated: each tool's --help, the docstrings of the Python package, and the public headers. A link
+to a file that has no page leads to the repository if GitHub builds the site (GITHUB_REPOSITORY); otherwise only its
+text stays. A broken link is an error.
 
-DSCKPT_BIN is where the tools are; without, build/release/bin.
+DSCKPT_BIN is the folder of the tools; default: build/release/bin.
 """
 import inspect
 import json
@@ -26,7 +26,7 @@ TOOLS = ("zero-to-fp32", "to-universal", "reshard", "to-dcp", "ckpt-inspect", "c
 REPOSITORY = (f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{os.environ['GITHUB_REPOSITORY']}/blob/"
               f"{os.environ.get('GITHUB_SHA', 'main')}" if "GITHUB_REPOSITORY" in os.environ else None)
 
-# Sections of the navigation: titles, and documents by their places in the repository; reference/ is made here.
+# Sections of the navigation: titles, and documents by their paths in the repository. reference/ is generated.
 NAVIGATION = [
     {"Overview": "README.md"},
     {"Guides": ["apps/README.md", "apps/zero_to_fp32/README.md", "apps/to_universal/README.md",
@@ -36,27 +36,27 @@ NAVIGATION = [
     {"Reference": ["reference/tools.md", "reference/python.md", "reference/cpp.md"]},
     {"Formats": ["lib/checkpoint/LAYOUTS.md", "lib/format/FORMATS.md", "lib/pickle/PICKLE.md",
                  "lib/checkpoint/names/README.md"]},
-    {"Inside": ["lib/README.md", "lib/exec/README.md", "lib/group/README.md", "lib/bucket/README.md", "testdata/README.md",
-                "tests/bench/README.md", "tests/LONG_RUNS.md"]},
+    {"Inside": ["lib/README.md", "lib/exec/README.md", "lib/nodes/README.md", "lib/bucket/README.md", "testdata/README.md",
+                "tests/bench/README.md", "tests/LONG_RUNS.md", "tests/COSTS.md"]},
     {"Project": [".github/CONTRIBUTING.md", ".github/CHANGELOG.md", ".github/SECURITY.md", ".github/RELEASING.md",
                  ".github/CODE_OF_CONDUCT.md"]},
 ]
 
 
 def place(document):
-    """Where the page of a file of the repository is: folders that begin with a dot would be left out."""
+    """The path of a file's page. Folders that begin with a dot would be left out."""
     return re.sub(r"(^|/)\.", r"\1", str(document))
 
 
 def pages():
-    """Documents of the repository, all of them."""
+    """All documents of the repository."""
     listed = subprocess.run(["git", "-C", ROOT, "ls-files", "*.md"], check=True, capture_output=True, text=True)
     return {name for name in listed.stdout.split() if not name.startswith(("testdata/malicious/", "tests/bench/runs/"))
             and "TEMPLATE" not in name}
 
 
 def relinked(name, text, known, pictures):
-    """The document with its links as the site needs them."""
+    """The document with links for the site."""
     def target_of(target):
         if re.match(r"[a-z]+:|#", target):
             return target
@@ -82,7 +82,7 @@ def relinked(name, text, known, pictures):
         blocks[at] = re.sub(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", inline, blocks[at])
         blocks[at] = re.sub(r"^\[([^\]]+)\]: (\S+)$", lambda match: f"[{match[1]}]: {target_of(match[2]) or '#'}",
                             blocks[at], flags=re.MULTILINE)
-        # Markdown wants an empty line before a list.
+        # Markdown needs an empty line before a list.
         blocks[at] = re.sub(r"^((?![ *|>-]|\d+\.).+\n)(?=[*-] )", r"\1\n", blocks[at], flags=re.MULTILINE)
     return "".join(blocks)
 
@@ -169,7 +169,7 @@ def main():
     (OUT / "mkdocs.yml").write_text(json.dumps(settings, indent=1))  # JSON is YAML
     if "--docs-only" not in sys.argv[1:]:
         environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-        # With --quiet it is not strict.
+        # --quiet would switch --strict off.
         done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file",
                                OUT / "mkdocs.yml"], env=environment, capture_output=True, text=True)
         if done.returncode != 0:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The versions that `scripts/test --newest` has run, as README's table.
+"""The versions that `scripts/test --newest` has tested, as README's table.
 
-    newest.py --requirements    what the lane installs: scripts/requirements.txt with the newest of PROGRAMS
-    newest.py --write           keep the versions that this Python has, with the date; README's table follows
-    newest.py --check           is README's table made of the versions that are kept?
+    newest.py --requirements    prints what to install: scripts/requirements.txt with the newest of PROGRAMS
+    newest.py --write           keeps the versions that this Python has, with the date; README's table follows
+    newest.py --check           checks that README's table shows the kept versions
 """
 import argparse
 import datetime
@@ -20,7 +20,7 @@ BEGIN, END = "<!-- versions: scripts/newest.py -->\n", "<!-- end of versions -->
 
 
 def pins():
-    """scripts/requirements.txt: the version of each package that it names, or ""."""
+    """scripts/requirements.txt: the version of each package in it, or ""."""
     lines = (ROOT / "scripts" / "requirements.txt").read_text().splitlines()
     pairs = [line.partition("==")[::2] for line in lines if line and not line.startswith("#")]
     return dict(pairs)

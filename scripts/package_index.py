@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes an index of wheels that `pip install --index-url` reads (the simple repository API of PyPI, in HTML).
+"""Writes an index of wheels for `pip install --index-url` (the simple repository API of PyPI, in HTML).
 
     scripts/package_index.py PACKAGES URL OUT
 
-PACKAGES is a folder with wheels, URL where their files can be loaded from. OUT/simple/NAME/index.html has a link to each
-of a name, with its SHA-256 and the Pythons that it is for.
+PACKAGES is a folder with wheels, and URL the address of their files. OUT/simple/NAME/index.html links to each wheel of
+the name, with its SHA-256 and the Pythons that it is for.
 """
 import collections
 import email

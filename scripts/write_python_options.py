@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Writes what the Python package knows of the tools' options, from what the tools say of them (--generate json).
+"""Writes the Python package's list of the tools' options, from the tools' own description (--generate json).
 
     scripts/write_python_options.py            writes lib/python/dsckpt/_options.py and _commands.pyi
-    scripts/write_python_options.py --check    exits 1, and shows how they differ, if these are not what would be
-                                               written
+    scripts/write_python_options.py --check    exits 1, and shows the differences, if these are not current
 
 DSCKPT_BIN is the folder of the tools; default: build/release/bin.
 """
@@ -21,27 +20,27 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "lib" / "python" / "dsckpt"
 MADE = "Made by scripts/write_python_options.py."
 
-# What is about the command line, or about several processes: Python's is alone.
+# Options for the command line, or for several processes: Python runs a single one.
 NOT_IN_PYTHON = {"json", "quiet", "color", "generate", "help", "version", "progress", "group", "rank_timeout",
                  "emit_plan", "portions", "share"}
 
-# By what --help calls the value; what is not here is a text.
+# Types by the value's name in --help; other values are texts.
 TYPES = {
     "N": "int", "M": "int", "S": "int", "STEPS": "int", "STEP": "int | str", "SECONDS": "int", "ELEMENTS": "int", "SIZE": "int | str", "RATE": "int | str",
     "DECAY": "float", "ALPHA": "float", "ATOL": "float", "RTOL": "float", "W,W,...": "float",
     "DIR": "_Path", "FILE": "_Path", "CHECKPOINT": "_Path", "REPORT": "_Path", "WEIGHTS": "_Path",
 }  # fmt: skip
-WITH_LEVEL = {"pack", "zstd"}  # flags that take a number, too
+WITH_LEVEL = {"pack", "zstd"}  # flags that also take a number
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
     tool: tuple  # the words of its command
-    arguments: tuple  # before the options, as the stub has them
+    arguments: tuple  # positional arguments, as in the stub
     returns: str
-    progress: str = ""  # its default; "": it takes none
-    own: dict = dataclasses.field(default_factory=dict)  # options that the function names itself, and their types
-    without: tuple = ()  # options that it gives itself
+    progress: str = ""  # its default; "": the function has none
+    own: dict = dataclasses.field(default_factory=dict)  # options that the function declares itself, with their types
+    without: tuple = ()  # options that the function passes itself
     takes_all: bool = False  # tag="all" gives a list
     takes_several: bool = False  # several paths give a list
 
@@ -72,10 +71,10 @@ FUNCTIONS = {
     "print": Function(("ckpt-inspect", "print"), ("path: _Path", "name: str", "slice: str | None = None"), "Values",
                       without=("bytes", "full")),
     "raw": Function(("ckpt-inspect", "raw"), ("file: _Path",), "RawPickle"),
-    "stats": Function(("ckpt-inspect", "stats"), ("path: _Path",), "StatisticsTable", "False"),
-    "verify": Function(("ckpt-inspect", "verify"), ("path: _Path",), "Verification", "False", takes_all=True,
+    "stats": Function(("ckpt-inspect", "stats"), ("path: _Path",), "StatisticsTable", "False", own=ON),
+    "verify": Function(("ckpt-inspect", "verify"), ("path: _Path",), "Verification", "False", own=ON, takes_all=True,
                        takes_several=True),
-    "diff": Function(("ckpt-inspect", "diff"), ("a: _Path", "b: _Path"), "Difference", "False"),
+    "diff": Function(("ckpt-inspect", "diff"), ("a: _Path", "b: _Path"), "Difference", "False", own=ON),
     "scan": Function(("ckpt-inspect", "scan"), ("path: _Path",), "Scan", takes_several=True),
 }
 
@@ -122,7 +121,7 @@ def options_of(function, facts):
 
 
 def type_of(name, option):
-    """As the stub has it, with the default."""
+    """The type for the stub, with the default."""
     if option["kind"] == "flag":
         kind = "bool | int" if name in WITH_LEVEL else "bool"
     elif option["kind"] == "choice":
@@ -137,7 +136,7 @@ def type_of(name, option):
 
 
 def stub_of(name, function, options):
-    """Its definitions."""
+    """The function's definitions in the stub."""
     keywords = {**function.own}
     if function.progress:
         keywords["progress"] = f"_Progress = {function.progress}"

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Draws lib/floors.svg: the rooms of the library and the tools, and who includes whom.
+"""Draws lib/layers.svg: the modules of the library and the tools in their layers, with the includes between them.
 
-    scripts/draw_floors.py            writes lib/floors.svg
-    scripts/draw_floors.py --check    exits 1, and says why, if the house is not in order or lib/floors.svg is
-                                      not what would be written
+    scripts/draw_layers.py            writes lib/layers.svg
+    scripts/draw_layers.py --check    exits 1 with the reason if the includes break a rule, or if lib/layers.svg is
+                                      not current
 
-A room is a folder of lib/ with all that is below it; apps/ is one room. A room stands one floor above the
-highest room that it includes. An arrow is an include; those that follow from others are not drawn. A room is as
-wide as it has lines, in steps of 500, so that not every change of a line changes the picture.
+A module is a folder of lib/ with everything below it;
+apps/ is one module. A module is one layer above the highest module that it includes. An arrow is an include; arrows
+that follow from others are left out. The width of a module shows its number of lines, in steps of 500, so that few
+changes of code change the picture.
 
-The house is in order if no rooms, and no folders of a room, include each other in a circle, nothing in lib/
-includes apps/, and lib/ has at most 21 rooms, all on at most 10 floors.
+The rules: no modules, and no folders of a module, include each other in a circle. Nothing in lib/ includes apps/, and
+lib/ has at most 22 modules in at most 10 layers.
 
 The same sources always give the same bytes.
 """
@@ -23,31 +24,31 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PICTURE = pathlib.Path("lib/floors.svg")
+PICTURE = pathlib.Path("lib/layers.svg")
 TOPS = ("lib", "apps")
-MAX_ROOMS = 22  # of the library
-MAX_FLOORS = 10
+MAX_MODULES = 22  # in lib/
+MAX_LAYERS = 10
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 # The drawing, in pixels.
 STEP = 500  # lines
 WIDTH_OF_STEP = 30
 LEAST_WIDTH = 104
-ROOM_HEIGHT = 50
-FLOOR_HEIGHT = 100
-SHAFT = 22  # the width that a passing arrow takes on a floor
+MODULE_HEIGHT = 50
+LAYER_HEIGHT = 100
+SHAFT = 22  # the width of a passing arrow in a layer
 GAP = 22
 MARGIN = 28
-NUMBERS = 44  # the column of floor numbers
+NUMBERS = 44  # the column of layer numbers
 TITLE = 74
 LEGEND = 46
 CORNER = 8
 ARROW = 7
-TO_THE_MIDDLE = 0.6  # as strong as so many arrows
+TO_THE_MIDDLE = 0.6  # counts like so many arrows
 
 
 class Disorder(Exception):
-    """What is wrong with the house, for the user."""
+    """A broken rule, as a text for the user."""
 
 
 def sources(root):
@@ -58,7 +59,7 @@ def sources(root):
                 yield path.relative_to(root)
 
 
-def room_of(path):
+def module_of(path):
     """'inspect' for lib/inspect/verify/verify.h."""
     return path.parts[1] if path.parts[0] == "lib" else "apps"
 
@@ -72,12 +73,12 @@ def resolve(root, path, name):
     return None
 
 
-def read_house(root):
-    """Lines of each room, and the edges between folders: {(folder, folder)}."""
+def read_library(root):
+    """Lines of each module, and the edges between folders: {(folder, folder)}."""
     lines, edges = {}, set()
     for path in sources(root):
         text = (root / path).read_text(encoding="utf-8")
-        lines[room_of(path)] = lines.get(room_of(path), 0) + text.count("\n")
+        lines[module_of(path)] = lines.get(module_of(path), 0) + text.count("\n")
         for name in INCLUDE.findall(text):
             target = resolve(root, path, name)
             if target is None:
@@ -116,54 +117,54 @@ def refuse_circles(graph):
         visit(node, [])
 
 
-def floors_of(graph):
-    """{room: floor}, the ground floor is 0."""
-    floors = {}
+def layers_of(graph):
+    """{module: layer}, the lowest layer is 0."""
+    layers = {}
 
-    def floor(room):
-        if room not in floors:
-            floors[room] = max((floor(below) + 1 for below in graph[room]), default=0)
-        return floors[room]
+    def layer(module):
+        if module not in layers:
+            layers[module] = max((layer(below) + 1 for below in graph[module]), default=0)
+        return layers[module]
 
-    for room in sorted(graph):
-        floor(room)
-    return floors
+    for module in sorted(graph):
+        layer(module)
+    return layers
 
 
 def reduced(graph):
     """The arrows that do not follow from others, sorted."""
     below = {}
 
-    def all_below(room):
-        if room not in below:
-            below[room] = set().union(*({other} | all_below(other) for other in graph[room]))
-        return below[room]
+    def all_below(module):
+        if module not in below:
+            below[module] = set().union(*({other} | all_below(other) for other in graph[module]))
+        return below[module]
 
-    return [(room, other) for room in sorted(graph) for other in sorted(graph[room])
-            if not any(other in all_below(via) for via in graph[room])]
+    return [(module, other) for module in sorted(graph) for other in sorted(graph[module])
+            if not any(other in all_below(via) for via in graph[module])]
 
 
-def plan_house(root):
-    """Lines, floors and arrows of the rooms. Throws Disorder."""
-    lines, edges = read_house(root)
+def plan_layers(root):
+    """Lines, layers and arrows of the modules. Raises Disorder."""
+    lines, edges = read_library(root)
     refuse_circles(graph_of(edges, {folder for edge in edges for folder in edge}))
-    graph = graph_of({(room_of(above / "x"), room_of(below / "x")) for above, below in edges}, lines)
+    graph = graph_of({(module_of(above / "x"), module_of(below / "x")) for above, below in edges}, lines)
     refuse_circles(graph)
-    floors = floors_of(graph)
+    layers = layers_of(graph)
     in_library = len(lines) - ("apps" in lines)
-    if in_library > MAX_ROOMS:
-        raise Disorder(f"{in_library} rooms in lib/; {MAX_ROOMS} are allowed")
-    if max(floors.values()) >= MAX_FLOORS:
-        raise Disorder(f"{max(floors.values()) + 1} floors; {MAX_FLOORS} are allowed")
-    return lines, floors, reduced(graph)
+    if in_library > MAX_MODULES:
+        raise Disorder(f"{in_library} modules in lib/; {MAX_MODULES} are allowed")
+    if max(layers.values()) >= MAX_LAYERS:
+        raise Disorder(f"{max(layers.values()) + 1} layers; {MAX_LAYERS} are allowed")
+    return lines, layers, reduced(graph)
 
 
 class Node:
-    """A room, or the place where an arrow passes a floor."""
+    """A module, or the place where an arrow passes a layer."""
 
-    def __init__(self, name, floor, width, room=True):
-        self.name, self.floor, self.width, self.room = name, floor, width, room
-        self.above, self.below = [], []  # nodes of the next floors
+    def __init__(self, name, layer, width, module=True):
+        self.name, self.layer, self.width, self.module = name, layer, width, module
+        self.above, self.below = [], []  # nodes of the neighbouring layers
         self.x = 0.0  # of the middle
 
     def ends(self):
@@ -174,14 +175,14 @@ def width_of(lines):
     return max(LEAST_WIDTH, WIDTH_OF_STEP * max(1, round(lines / STEP)))
 
 
-def chains_of(arrows, rooms):
-    """For each arrow its nodes from top to bottom, those that it passes included."""
+def chains_of(arrows, modules):
+    """For each arrow its nodes from top to bottom, including those that it passes."""
     chains = []
     for above, below in arrows:
-        chain = [rooms[above]]
-        for floor in range(rooms[above].floor - 1, rooms[below].floor, -1):
-            chain.append(Node(f"{above} to {below}", floor, SHAFT, room=False))
-        chain.append(rooms[below])
+        chain = [modules[above]]
+        for layer in range(modules[above].layer - 1, modules[below].layer, -1):
+            chain.append(Node(f"{above} to {below}", layer, SHAFT, module=False))
+        chain.append(modules[below])
         for upper, lower in itertools.pairwise(chain):
             upper.below.append(lower)
             lower.above.append(upper)
@@ -190,7 +191,7 @@ def chains_of(arrows, rooms):
 
 
 def crossings(upper, lower):
-    """How often the arrows between two floors, as they are ordered, cross."""
+    """The number of crossings of the arrows between two layers, in the given order."""
     place = {node: i for i, node in enumerate(lower)}
     ends = [(i, place[other]) for i, node in enumerate(upper) for other in node.below]
     return sum((a - c) * (b - d) < 0 for (a, b), (c, d) in itertools.combinations(ends, 2))
@@ -201,7 +202,7 @@ def all_crossings(levels):
 
 
 def swap_to_better(levels):
-    """Exchanges any two nodes of a floor for as long as fewer arrows cross."""
+    """Exchanges any two nodes of a layer as long as that makes fewer arrows cross."""
     best, better = all_crossings(levels), True
     while better:
         better = False
@@ -216,7 +217,7 @@ def swap_to_better(levels):
 
 
 def order(levels):
-    """Sorts each floor by the middle of the neighbours, from below and from above, then by exchanges."""
+    """Sorts each layer by the middle of its neighbours, from below and from above, and then by exchanges."""
     best, kept = None, None
     for sweep in range(12):
         upward = sweep % 2 == 0
@@ -236,8 +237,8 @@ def order(levels):
 
 
 def push_apart(level, wanted):
-    """Gives a floor's nodes the places nearest to those wanted at which none overlap (pool adjacent violators)."""
-    blocks = []  # of nodes that touch: sum of what each wants of the first's place, count, nodes
+    """Places a layer's nodes as near as possible to the wanted places, without overlaps (pool adjacent violators)."""
+    blocks = []  # nodes that touch: sum of the wanted places of the first, count, nodes
     for node, x in zip(level, wanted):
         blocks.append([x, 1, [(node, 0.0)]])
         while len(blocks) > 1 and end_of(blocks[-2]) > start_of(blocks[-1]):
@@ -254,7 +255,7 @@ def push_apart(level, wanted):
 
 
 def gap_between(a, b):
-    return GAP if a.room and b.room else GAP / 2
+    return GAP if a.module and b.module else GAP / 2
 
 
 def start_of(block):
@@ -267,7 +268,7 @@ def end_of(block):
 
 
 def place(levels):
-    """Moves nodes to the middle of what they are tied to, in turns from above and below."""
+    """Moves nodes to the middle of their neighbours, in turns from above and below."""
     for level in levels:
         push_apart(level, [0.0] * len(level))
     for turn in range(60):
@@ -275,30 +276,31 @@ def place(levels):
             wanted = []
             for node in level:
                 near = node.above + node.below
-                # Passing arrows pull most: they are to be straight.
-                weights = [1 if other.room and node.room else 3 for other in near]
+                # Passing arrows weigh most, so that they become straight.
+                weights = [1 if other.module and node.module else 3 for other in near]
                 total = sum(weight * other.x for weight, other in zip(weights, near))
-                # Rooms are also drawn to the middle of the house.
-                wanted.append(total / (sum(weights) + (TO_THE_MIDDLE if node.room else 0)) if near else 0.0)
+                # Modules are also drawn to the middle of the picture.
+                wanted.append(total / (sum(weights) + (TO_THE_MIDDLE if node.module else 0)) if near else 0.0)
             push_apart(level, wanted)
 
 
-def build_nodes(lines, floors, arrows):
-    rooms = {name: Node(name, floors[name], width_of(lines[name])) for name in sorted(lines)}
-    chains = chains_of(arrows, rooms)
-    levels = [[] for _ in range(max(floors.values()) + 1)]
-    for node in rooms.values():
-        levels[node.floor].append(node)
+def build_nodes(lines, layers, arrows):
+    modules = {name: Node(name, layers[name], width_of(lines[name])) for name in sorted(lines)}
+    chains = chains_of(arrows, modules)
+    levels = [[] for _ in range(max(layers.values()) + 1)]
+    for node in modules.values():
+        levels[node.layer].append(node)
     for chain in chains:
         for node in chain[1:-1]:
-            levels[node.floor].append(node)
+            levels[node.layer].append(node)
     order(levels)
     place(levels)
-    return rooms, chains, levels
+    return modules, chains, levels
 
 
 def ports(chains):
-    """Where each arrow leaves and meets its rooms: {(id of the chain, is_start): x}. Spread along the room's side."""
+    """The places where each arrow leaves and meets its modules: {(id of the chain, is_start): x}, spread along the
+    sides."""
     meet = {}
     for chain in chains:
         meet.setdefault((chain[0], True), []).append(chain)
@@ -311,7 +313,7 @@ def ports(chains):
         for i, chain in enumerate(members):
             there = (chain[1] if is_start else chain[-2]).x
             even = left + (right - left) * (i + 1) / (len(members) + 1)
-            # Straight down where there is room for it, yet in order.
+            # Arrows go straight down if there is module, without crossing others.
             low = left + (right - left) * i / len(members)
             high = left + (right - left) * (i + 1) / len(members)
             found[id(chain), is_start] = min(max(there, low), high) if low <= high else even
@@ -319,18 +321,18 @@ def ports(chains):
 
 
 def path_of(chain, found, top_of):
-    """An SVG path: curves between floors, straight lines past rooms."""
-    x, y = found[id(chain), True], top_of(chain[0].floor) + ROOM_HEIGHT
+    """An SVG path: curves between layers, straight lines past modules."""
+    x, y = found[id(chain), True], top_of(chain[0].layer) + MODULE_HEIGHT
     parts = [f"M{x:.0f} {y:.0f}"]
     for node in chain[1:]:
         last = node is chain[-1]
         to_x = found[id(chain), False] if last else node.x
-        to_y = top_of(node.floor) - (ARROW if last else 0)
+        to_y = top_of(node.layer) - (ARROW if last else 0)
         half = (to_y - y) / 2
         parts.append(f"C{x:.0f} {y + half:.0f} {to_x:.0f} {to_y - half:.0f} {to_x:.0f} {to_y:.0f}")
         x, y = to_x, to_y
         if not last:
-            y += ROOM_HEIGHT
+            y += MODULE_HEIGHT
             parts.append(f"V{y:.0f}")
     return "".join(parts)
 
@@ -341,18 +343,18 @@ def lines_text(lines):
 
 
 def colour(hue, saturation, lightness):
-    """Of degrees and percents, as #rrggbb."""
+    """A colour from degrees and percents, as #rrggbb."""
     parts = colorsys.hls_to_rgb(hue / 360, lightness / 100, saturation / 100)
     return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
 
 def style(count):
-    """Colours by floor, from stone to roof; twice, for light and for dark."""
+    """Colours by layer, for light and for dark pages."""
     def colours(saturation, lightness, edge):
         rules = []
-        for floor in range(count):
-            hue = 215 - 190 * floor / max(1, count - 1)
-            rules.append(f".f{floor}{{fill:{colour(hue, saturation, lightness)};stroke:{colour(hue, saturation, edge)}}}")
+        for layer in range(count):
+            hue = 215 - 190 * layer / max(1, count - 1)
+            rules.append(f".f{layer}{{fill:{colour(hue, saturation, lightness)};stroke:{colour(hue, saturation, edge)}}}")
         return "".join(rules)
 
     light = (".page{fill:#fff;stroke:#d0d7de}.band{fill:#f6f8fa}text{fill:#1f2328}.small{fill:#59636e}"
@@ -361,13 +363,13 @@ def style(count):
             ".arrow{stroke:#8b949e}.head{fill:#8b949e}" + colours(34, 24, 46))
     return ("text{font:600 15px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;text-anchor:middle}"
             ".small{font-weight:400;font-size:12px}.title{font-size:19px}.left{text-anchor:start}"
-            ".room{stroke-width:1.5}.arrow{fill:none;stroke-width:1.5}"
+            ".module{stroke-width:1.5}.arrow{fill:none;stroke-width:1.5}"
             f"{light}@media(prefers-color-scheme:dark){{{dark}}}")
 
 
-def draw(lines, floors, arrows):
+def draw(lines, layers, arrows):
     """The picture, as text."""
-    rooms, chains, levels = build_nodes(lines, floors, arrows)
+    modules, chains, levels = build_nodes(lines, layers, arrows)
     left = min(node.ends()[0] for level in levels for node in level)
     right = max(node.ends()[1] for level in levels for node in level)
     for level in levels:
@@ -375,34 +377,34 @@ def draw(lines, floors, arrows):
             node.x = round(node.x - left + MARGIN + NUMBERS)
     width = round(right - left + 2 * MARGIN + NUMBERS)
     count = len(levels)
-    height = TITLE + count * FLOOR_HEIGHT + LEGEND
+    height = TITLE + count * LAYER_HEIGHT + LEGEND
 
-    def top_of(floor):
-        return TITLE + (count - 1 - floor) * FLOOR_HEIGHT + (FLOOR_HEIGHT - ROOM_HEIGHT) / 2
+    def top_of(layer):
+        return TITLE + (count - 1 - layer) * LAYER_HEIGHT + (LAYER_HEIGHT - MODULE_HEIGHT) / 2
 
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-           'role="img" aria-label="Rooms of the library on their floors, with arrows to what they include">',
+           'role="img" aria-label="Modules of the library in their layers, with arrows to what they include">',
            f"<style>{style(count)}</style>",
            f'<rect class="page" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="12"/>',
-           f'<text class="title left" x="{MARGIN}" y="36">dsckpt, floor by floor</text>',
-           f'<text class="small left" x="{MARGIN}" y="57">{len(rooms)} rooms, {len(arrows)} arrows</text>']
-    for floor in range(count):
-        band = TITLE + (count - 1 - floor) * FLOOR_HEIGHT
-        if floor % 2 == 0:
-            out.append(f'<rect class="band" x="1" y="{band}" width="{width - 2}" height="{FLOOR_HEIGHT}"/>')
-        out.append(f'<text class="small" x="{MARGIN}" y="{band + FLOOR_HEIGHT / 2 + 4:.0f}">{floor}</text>')
+           f'<text class="title left" x="{MARGIN}" y="36">dsckpt, layer by layer</text>',
+           f'<text class="small left" x="{MARGIN}" y="57">{len(modules)} modules, {len(arrows)} arrows</text>']
+    for layer in range(count):
+        band = TITLE + (count - 1 - layer) * LAYER_HEIGHT
+        if layer % 2 == 0:
+            out.append(f'<rect class="band" x="1" y="{band}" width="{width - 2}" height="{LAYER_HEIGHT}"/>')
+        out.append(f'<text class="small" x="{MARGIN}" y="{band + LAYER_HEIGHT / 2 + 4:.0f}">{layer}</text>')
     found = ports(chains)
     for chain in chains:
-        x, y = found[id(chain), False], top_of(chain[-1].floor)
+        x, y = found[id(chain), False], top_of(chain[-1].layer)
         out.append(f'<path class="arrow" d="{path_of(chain, found, top_of)}"/>')
         out.append(f'<path class="head" d="M{x:.0f} {y:.0f}l-4.5 -{ARROW + 1}h9z"/>')
-    for name, node in rooms.items():
-        y = top_of(node.floor)
-        out.append(f'<rect class="room f{node.floor}" x="{node.x - node.width / 2:.0f}" y="{y:.0f}" '
-                   f'width="{node.width}" height="{ROOM_HEIGHT}" rx="{CORNER}"/>')
+    for name, node in modules.items():
+        y = top_of(node.layer)
+        out.append(f'<rect class="module f{node.layer}" x="{node.x - node.width / 2:.0f}" y="{y:.0f}" '
+                   f'width="{node.width}" height="{MODULE_HEIGHT}" rx="{CORNER}"/>')
         out.append(f'<text x="{node.x:.0f}" y="{y + 22:.0f}">{name}</text>')
         out.append(f'<text class="small" x="{node.x:.0f}" y="{y + 39:.0f}">{lines_text(lines[name])}</text>')
-    out.append(f'<text class="small left" x="{MARGIN}" y="{height - 18}">A room includes what its arrows lead to, and '
+    out.append(f'<text class="small left" x="{MARGIN}" y="{height - 18}">A module includes what its arrows lead to, and '
                "all that is reached from there. It is as wide as it has lines.</text>")
     return "\n".join([*out, "</svg>"]) + "\n"
 
@@ -413,14 +415,14 @@ def main():
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the project's folder")
     options = parser.parse_args()
     try:
-        text = draw(*plan_house(options.root))
+        text = draw(*plan_layers(options.root))
     except Disorder as error:
-        sys.exit(f"draw_floors.py: {error}")
+        sys.exit(f"draw_layers.py: {error}")
     path = options.root / PICTURE
     if not options.check:
         path.write_text(text, encoding="utf-8")
     elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-        sys.exit(f"draw_floors.py: {PICTURE} is not current: run scripts/draw_floors.py")
+        sys.exit(f"draw_layers.py: {PICTURE} is not current: run scripts/draw_layers.py")
 
 
 if __name__ == "__main__":
