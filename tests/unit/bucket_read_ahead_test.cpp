@@ -21,8 +21,23 @@ namespace {
 
 constexpr uint64_t kReadMiB = 1 << 20;
 
-std::byte byte_at(uint32_t object, uint64_t offset) {
-  return static_cast<std::byte>((offset * 2654435761U + object * 40503U) >> 13);
+// The content of an object: random bytes, that repeat after a prime number of them.
+std::vector<std::byte> content(uint32_t object, uint64_t offset, size_t size) {
+  constexpr size_t kPeriod = 1'048'583;
+  static const std::vector<std::byte> random = [] {
+    std::mt19937 next(1);
+    std::vector<std::byte> bytes(kPeriod);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(next());
+    return bytes;
+  }();
+  std::vector<std::byte> bytes;
+  bytes.reserve(size);
+  for (size_t at = (offset + object * 40503U) % kPeriod; bytes.size() < size; at = 0) {
+    const auto first = random.begin() + static_cast<std::ptrdiff_t>(at);
+    bytes.insert(bytes.end(), first,
+                 first + static_cast<std::ptrdiff_t>(std::min(kPeriod - at, size - bytes.size())));
+  }
+  return bytes;
 }
 
 // Notes what is fetched.
@@ -38,7 +53,7 @@ class Computed : public NumberedObjects {
     }
     while (hangs && !given_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     std::this_thread::sleep_for(pause);
-    for (size_t i = 0; i < out.size(); ++i) out[i] = byte_at(object, offset + i);
+    std::ranges::copy(content(object, offset, out.size()), out.begin());
     {
       const std::lock_guard lock(mutex);
       --at_once;
@@ -92,12 +107,9 @@ bool read(ReadAhead& ahead, const Extent& extent) {
     if (some == 0) return false;
     done += some;
   }
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    if (bytes[i] != byte_at(extent.file, extent.offset + i)) {
-      ADD_FAILURE() << "byte " << extent.offset + i << " of " << extent.file;
-      return true;
-    }
-  }
+  // Not EXPECT_EQ, which shows all bytes.
+  EXPECT_TRUE(bytes == content(extent.file, extent.offset, bytes.size()))
+      << extent.size << " bytes at " << extent.offset << " of " << extent.file;
   return true;
 }
 
@@ -291,7 +303,7 @@ TEST(ReadAhead, GivesUpAtOnce) {
 TEST(ReadAhead, TakesWhatIsInMemory) {
   Computed objects;
   auto block = std::make_shared<Block>(1000);
-  for (size_t i = 0; i < 1000; ++i) block->bytes()[i] = byte_at(0, 5000 + i);
+  std::ranges::copy(content(0, 5000, 1000), block->bytes().begin());
   objects.block = block;
   objects.block_begin = 5000;
   ReadAhead ahead(objects, 4, 8);
