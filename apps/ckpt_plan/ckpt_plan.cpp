@@ -127,14 +127,14 @@ int say_committed(const CLI::App& app, const cli::Common& common, const std::str
   return cli::kDone;
 }
 
-// Opens the store of a plan. One that is gone or damaged is for the step to report.
-void open_store(const Steps& steps, const cli::Common& common) {
+// Opens the stores of a plan. One that is gone or damaged is for the step to report.
+void open_stores(const Steps& steps, const cli::Common& common) {
   std::optional<StepPlan> plan;
   try {
     if (is_planned(steps)) plan = load_plan(*steps.folder);
   } catch (const IoError&) {
   }
-  if (plan) cli::open_store_of(*plan, common);
+  if (plan) cli::open_stores_of(*plan, common);
 }
 
 int work(const CLI::App& app, const cli::Common& common, const StepsArguments& args) {
@@ -153,7 +153,7 @@ int work(const CLI::App& app, const cli::Common& common, const StepsArguments& a
     }
     return say_committed(app, common, "work", steps, args.path);
   }
-  open_store(steps, common);
+  open_stores(steps, common);
   const auto begin = std::chrono::steady_clock::now();
   const StepsDone done = [&] {
     const cli::ProgressDisplay display(progress, common);
@@ -363,7 +363,7 @@ int abandon(const CLI::App& app, const cli::Common& common, const StepsArguments
   std::string folder;
   if (const std::optional<Folder>& found = steps.folder ? steps.folder : steps.left_over) {
     folder = found->path().string();
-    open_store(steps, common);
+    open_stores(steps, common);
     abandon_steps(steps);
   } else {
     check_committed(steps, args.path);

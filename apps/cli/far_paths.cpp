@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -155,11 +156,20 @@ FarPaths::~FarPaths() {
   buckets() = nullptr;
 }
 
-void open_store_of(const StepPlan& plan, const Common& common) {
-  const std::string url = plan.job.place.target.string();
-  if (plan.job.place.far.part_bytes == 0) return;
-  static_cast<void>(buckets()->place_of(url, BucketUse::output));
-  open(*buckets(), options_in(plan.by.words), common);
+void open_stores_of(const StepPlan& plan, const Common& common) {
+  std::set<std::string> sites;  // a store's bucket, or a web server
+  const auto add = [&](const std::string& url) {
+    sites.insert(url.substr(0, url.find('/', url.find("://") + 3)));
+  };
+  if (plan.job.place.far.part_bytes != 0) add(plan.job.place.target.string());
+  for (const RankJob::Input& input : plan.job.inputs) {
+    if (input.version) add(input.path_there);
+  }
+  if (sites.empty()) return;
+  for (const std::string& site : sites) static_cast<void>(buckets()->place_of(site));
+  BucketOptions options = options_in(plan.by.words);
+  options.lists = false;
+  open(*buckets(), options, common);
 }
 
 int FarPaths::run(const CLI::App& app, const Common& common, const std::function<int()>& body) {
@@ -167,16 +177,12 @@ int FarPaths::run(const CLI::App& app, const Common& common, const std::function
   refuse_other_urls(app);
   if (urls.is_empty()) return body();
   const std::optional<Launch> launch = launch_of(common.meeting);
-  if (urls.has_inputs() && launch && launch->size > 1) {
-    throw UsageError("s3:// and https:// are read by one process, not by several ranks")
-        .with_hint(
-            "start it without mpirun, srun or torchrun, or with --group none on one of them; "
-            "ranks read a mounted bucket (rclone mount)");
-  }
   {
     Progress progress;
     const InterruptGuard guard(progress);
-    open(urls, options_given(), common);
+    BucketOptions options = options_given();
+    options.lists = !launch || launch->rank == 0;
+    open(urls, options, common);
   }
   int status = kDone;
   with_threads(default_threads(), [&] { status = body(); });

@@ -37,14 +37,13 @@ class FarPaths {
 
   // Makes the folders, calls `body` and returns its result. Uses as many threads as the stores take
   // requests at once. Prints the number of requests, as text. Without URLs it only calls `body`.
-  // Throws the errors of Buckets::open() and `body`, and UsageError if a launcher has started
-  // several ranks and an input is at a URL.
+  // Throws the errors of Buckets::open() and `body`. Only rank 0 of a
+  // launcher lists the objects.
   int run(const CLI::App& app, const Common& common, const std::function<int()>& body);
 };
 
-// In such a body: opens the object store of a plan, if its outputs are in one. The settings are
-// the planner's, and the credentials are this process's. Throws as
-// Buckets::open().
-void open_store_of(const StepPlan& plan, const Common& common);
+// In such a body: opens the object stores and web servers of a plan, if its files are there. The
+// settings are the planner's, and the credentials are this process's. Throws as Buckets::open().
+void open_stores_of(const StepPlan& plan, const Common& common);
 
 }  // namespace dsckpt::cli

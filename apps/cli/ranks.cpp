@@ -1,5 +1,6 @@
 #include "cli/ranks.h"
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -19,6 +20,7 @@
 #include "exec/follower.h"
 #include "exec/node_files.h"
 #include "inspect/ask.h"
+#include "io/far_files.h"
 
 namespace dsckpt::cli {
 namespace {
@@ -96,6 +98,7 @@ NodeFolders::NodeFolders(const Common& common, std::string& path,
   if (common.ranks == nullptr) return;
   std::vector<std::filesystem::path> folders{path};
   folders.insert(folders.end(), roots.begin(), roots.end());
+  if (std::any_of(folders.begin(), folders.end(), is_far)) return;  // these are no node's own
   Progress progress;
   const InterruptGuard guard(progress);
   files_ = std::make_unique<NodeFiles>(*common.ranks, folders, progress);

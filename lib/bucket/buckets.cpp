@@ -228,11 +228,6 @@ bool Buckets::is_empty() const {
   return impl_->urls.empty();
 }
 
-bool Buckets::has_inputs() const {
-  return std::any_of(impl_->urls.begin(), impl_->urls.end(),
-                     [](const Impl::Used& used) { return used.use == BucketUse::input; });
-}
-
 bool Buckets::has_stores() const {
   return std::any_of(impl_->urls.begin(), impl_->urls.end(),
                      [](const Impl::Used& used) { return !used.url.is_web(); });
@@ -298,7 +293,7 @@ void Buckets::open(const BucketOptions& options,
       impl_->mounted.emplace(site, Impl::Mounted{access, reader, writer});
       mount_far(impl_->root_of(site), kNoMachine, access.name, reader, writer);
     }
-    in_context({.file = shown_url(url)}, [&] { impl_->open(url, used.use); });
+    if (options.lists) in_context({.file = shown_url(url)}, [&] { impl_->open(url, used.use); });
   }
 }
 

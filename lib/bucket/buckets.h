@@ -25,6 +25,7 @@ struct BucketOptions {
   bool is_unsigned = false;
   unsigned requests = 32;   // under way at once
   uint64_t max_memory = 0;  // bytes of the whole process; requests take a quarter at most; 0: any
+  bool lists = true;        // false: without stand-ins; others have listed what is read
 };
 
 // Files beside a URL are listed too, unless it is an output's. `either`: other arguments decide.
@@ -44,7 +45,6 @@ class Buckets {
   // UsageError for an output on a web server.
   std::filesystem::path place_of(const std::string& url, BucketUse use = BucketUse::input);
   bool is_empty() const;
-  bool has_inputs() const;  // surely
   bool has_stores() const;  // not only web servers
 
   // Lists the buckets and makes their folders. `variables` is as getenv(3). Any thread that waits

@@ -20,10 +20,6 @@ bool Buckets::is_empty() const {
   return true;
 }
 
-bool Buckets::has_inputs() const {
-  return false;
-}
-
 bool Buckets::has_stores() const {
   return false;
 }

@@ -43,7 +43,29 @@ ObjectReader::ObjectReader(BucketAccess access)
   BlockCache::keep(access_.requests * 2 * kLongestBlock);
 }
 
+ObjectReader::Object* ObjectReader::find(const std::filesystem::path& path) const {
+  const std::string key = path.lexically_normal().native().substr(1);
+  const std::shared_lock lock(mutex_);
+  const auto found = objects_.find(key);
+  return found == objects_.end() ? nullptr : found->second.get();
+}
+
+ObjectReader::Object& ObjectReader::numbered(uint32_t object) const {
+  const std::shared_lock lock(mutex_);
+  return *numbered_[object];
+}
+
+std::string ObjectReader::version(const std::filesystem::path& path) const {
+  const Object* const object = find(path);
+  return object == nullptr ? "" : object->etag;
+}
+
+void ObjectReader::know(const FarFile& file) {
+  add({file.path.lexically_normal().native().substr(1), file.version, file.size, file.modified});
+}
+
 void ObjectReader::add(const ListedObject& listed) {
+  const std::lock_guard lock(mutex_);
   auto& object = objects_[listed.key];
   if (object != nullptr) return;
   object = std::make_unique<Object>();
@@ -56,9 +78,9 @@ void ObjectReader::add(const ListedObject& listed) {
 }
 
 void ObjectReader::replace(const ListedObject& listed) {
-  const auto found = objects_.find(listed.key);
-  if (found == objects_.end()) return add(listed);
-  Object& object = *found->second;
+  Object* const known = find("/" + listed.key);
+  if (known == nullptr) return add(listed);
+  Object& object = *known;
   object.etag = listed.etag;
   object.size = listed.size;
   object.modified = listed.modified;
@@ -121,9 +143,13 @@ ObjectReader::BlockPlace ObjectReader::block_at(Object& object, uint64_t offset,
     last_size = size;
   }
   const uint64_t limit = next == object.blocks.end() ? object.size : next->first;
+  const size_t objects = [&] {
+    const std::shared_lock known(mutex_);
+    return objects_.size();
+  }();
   const uint64_t longest =
-      std::clamp(std::bit_floor(kBlocksTogether / std::max<uint64_t>(objects_.size(), 1)),
-                 kShortestGrown, kLongestBlock);
+      std::clamp(std::bit_floor(kBlocksTogether / std::max<uint64_t>(objects, 1)), kShortestGrown,
+                 kLongestBlock);
   const uint64_t tail =
       object.size <= kShortObject ? 0 : object.size - std::min(object.size, kLastBlock);
   uint64_t begin = offset;
@@ -148,12 +174,11 @@ ObjectReader::BlockPlace ObjectReader::block_at(Object& object, uint64_t offset,
 
 void ObjectReader::read_at(const std::filesystem::path& path, uint64_t size, int64_t,
                            uint64_t offset, std::span<std::byte> out) {
-  const std::string key = path.lexically_normal().native().substr(1);
-  const auto found = objects_.find(key);
-  if (found == objects_.end() || found->second->size != size) {
+  Object* const found = find(path);
+  if (found == nullptr || found->size != size) {
     throw IoError({}, "is not the object that was listed in the bucket", 0);
   }
-  Object& object = *found->second;
+  Object& object = *found;
   while (!out.empty()) {
     uint64_t apart = 0;
     uint64_t some = ahead_.copy(object.number, offset, out, &apart);
@@ -199,10 +224,9 @@ std::unique_ptr<FarReadAhead> ObjectReader::read_ahead(FarSteps steps) {
   std::vector<uint32_t> numbers;
   uint64_t count = 0;
   for (const std::filesystem::path& file : steps.files) {
-    const auto found =
-        file.empty() ? objects_.end() : objects_.find(file.lexically_normal().native().substr(1));
-    numbers.push_back(found == objects_.end() ? kNoObject : found->second->number);
-    count += found == objects_.end() ? 0 : 1;
+    const Object* const found = file.empty() ? nullptr : find(file);
+    numbers.push_back(found == nullptr ? kNoObject : found->number);
+    count += found == nullptr ? 0 : 1;
   }
   steps.files = {};
   steps.next = [next = std::move(steps.next), numbers = std::move(numbers)](FarStep& step) {
@@ -216,11 +240,11 @@ std::unique_ptr<FarReadAhead> ObjectReader::read_ahead(FarSteps steps) {
 
 void ObjectReader::fetch(uint32_t object, uint64_t offset, std::span<std::byte> out,
                          const std::atomic<bool>& given_up) {
-  fetch(*numbered_[object], offset, out, &given_up);
+  fetch(numbered(object), offset, out, &given_up);
 }
 
 ObjectReader::Kept ObjectReader::kept(uint32_t number, uint64_t offset, uint64_t size) {
-  Object& object = *numbered_[number];
+  Object& object = numbered(number);
   const std::lock_guard lock(object.mutex);
   auto next = object.blocks.upper_bound(offset);
   if (next != object.blocks.begin()) --next;

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,12 +31,14 @@ class ObjectReader : public FarReader, private NumberedObjects {
  public:
   explicit ObjectReader(BucketAccess access);
 
-  // Call it before any object is read. The same key again is the same object.
+  // The same key again is the same object.
   void add(const ListedObject& object);
   // Replaces the object with a new version. Not during a read.
   void replace(const ListedObject& object);
   void read_at(const std::filesystem::path& path, uint64_t size, int64_t modified, uint64_t offset,
                std::span<std::byte> out) override;
+  std::string version(const std::filesystem::path& path) const override;
+  void know(const FarFile& file) override;
   unsigned requests() const override { return access_.requests; }
   std::unique_ptr<FarReadAhead> read_ahead(FarSteps steps) override;
 
@@ -64,7 +67,12 @@ class ObjectReader : public FarReader, private NumberedObjects {
   void read_some(Object& object, uint64_t offset, std::span<std::byte> out);
   BlockPlace block_at(Object& object, uint64_t offset, uint64_t wanted) const;
 
+  // nullptr: none is known.
+  Object* find(const std::filesystem::path& path) const;
+  Object& numbered(uint32_t object) const;
+
   const BucketAccess access_;
+  mutable std::shared_mutex mutex_;  // of the next two
   KeyedMap<std::string, std::unique_ptr<Object>> objects_;
   std::vector<Object*> numbered_;
   ReadAhead ahead_;

@@ -170,8 +170,8 @@ AnnouncedReads::AnnouncedReads(const CopyPlan& plan, const Units& units,
   std::map<std::shared_ptr<FarReader>, std::vector<std::filesystem::path>> files;  // by FileId
   for (FileId id = 0; id < inputs.size(); ++id) {
     if (inputs[id].encoding() != Encoding::plain) continue;
-    const std::optional<FarFile> far = far_file(inputs[id].stored_path());
-    if (!far || far->reader->requests() == 0) continue;
+    const FarFile* const far = inputs[id].far();
+    if (far == nullptr || far->reader->requests() == 0) continue;
     auto& of_reader = files[far->reader];
     of_reader.resize(inputs.size());
     of_reader[id] = far->path;

@@ -67,8 +67,7 @@ bool any_compressed(const InputFiles& inputs) {
 }
 
 FileSystemKind kind_of_input(const InputFile& input) {
-  const std::optional<FarFile> far = far_file(input.stored_path());
-  const bool is_object = far && far->machine == kNoMachine;
+  const bool is_object = input.far() != nullptr && input.far()->machine == kNoMachine;
   return is_object ? FileSystemKind::objects : file_system_kind(input.path());
 }
 

@@ -67,13 +67,19 @@ FarStaging read_far(VarintReader& reader) {
 }  // namespace
 
 void RankJob::add_input(const InputFile& file) {
-  inputs.push_back({std::filesystem::absolute(file.path()).string(), file.display(),
-                    file.stored_size(), file.modified()});
+  Input& input = inputs.emplace_back(Input{std::filesystem::absolute(file.path()).string(),
+                                           file.display(), file.stored_size(), file.modified()});
+  const FarFile* const far = file.far();
+  if (far != nullptr && far->machine == kNoMachine) {
+    input.path = shown_path(file.path());
+    input.path_there = shown_path(file.stored_path());
+    input.version = far->version;
+    return;
+  }
   if (!has_far_files()) return;
-  const std::optional<FarFile> far = far_file(file.stored_path());
-  inputs.back().owner = far ? far->machine : 0;
-  inputs.back().path_there =
-      (far ? far->path : std::filesystem::absolute(file.stored_path())).string();
+  input.owner = far != nullptr ? far->machine : 0;
+  input.path_there =
+      (far != nullptr ? far->path : std::filesystem::absolute(file.stored_path())).string();
 }
 
 void RankJob::add_inputs(const InputFiles& files) {
@@ -90,6 +96,8 @@ std::string RankJob::encode() const {
     writer.number(static_cast<uint64_t>(input.modified));
     writer.number(static_cast<uint64_t>(input.owner + 1));
     writer.text(input.path_there);
+    writer.number(input.version ? 1 : 0);
+    if (input.version) writer.text(*input.version);
   }
   writer.number(static_cast<uint64_t>(tasks));
   writer.text(place.path.native());
@@ -120,6 +128,7 @@ RankJob RankJob::decode(std::string_view bytes) {
     input.modified = static_cast<int64_t>(reader.number());
     input.owner = static_cast<int>(reader.number()) - 1;
     input.path_there = reader.text();
+    if (reader.number() != 0) input.version = reader.text();
   }
   job.tasks = static_cast<Tasks>(reader.number());
   job.place.path = reader.text();

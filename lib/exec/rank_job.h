@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +22,7 @@ enum class Tasks : uint8_t {
 
 // The facts of a run that another process needs besides its tasks.
 struct RankJob {
-  // An input as rank 0 sees it: `path` as it was opened, absolute.
+  // An input as rank 0 sees it: `path` as it was opened, absolute, or a URL.
   struct Input {
     std::string path = {};
     std::string display = {};
@@ -31,6 +32,8 @@ struct RankJob {
     // path there. The rank is -1 if all ranks see the file at `path`.
     int owner = -1;
     std::string path_there = {};
+    // In an object store, or on a web server: FarFile::version, and its stored URL is `path_there`.
+    std::optional<std::string> version = {};
 
     bool is_same(const InputFile& file) const {
       return file.stored_size() == stored_size && file.modified() == modified;

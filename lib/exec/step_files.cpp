@@ -32,7 +32,7 @@ constexpr const char* kPortions = "portions";
 constexpr const char* kResults = "results";
 constexpr const char* kFailed = "failed";
 constexpr const char* kTaken = "taken";
-constexpr uint64_t kStepFormat = 3;
+constexpr uint64_t kStepFormat = 4;
 
 std::string shown_in(const Folder& folder, const fs::path& name) {
   return (folder.path() / name).string();
@@ -483,11 +483,6 @@ Planned planned_before(const Folder& folder, const JobIdentity& identity, const 
       .folder = folder.path(), .portions = plan.portions.size(), .bytes = 0, .was_there = true};
   for (const StepPlan::Entry& entry : plan.portions) planned.bytes += entry.bytes;
   return planned;
-}
-
-UsageError no_steps_of_far_input(const fs::path& path) {
-  return UsageError(shown_path(path) + ": is read by one process, not in steps")
-      .with_hint("steps read a mounted bucket (rclone mount)");
 }
 
 void abandon_steps(const Steps& steps) {

@@ -152,9 +152,6 @@ struct Planned {
 Planned planned_before(const Folder& folder, const JobIdentity& identity,
                        const std::filesystem::path& output);
 
-// The error for a planned input that is in an object store.
-UsageError no_steps_of_far_input(const std::filesystem::path& path);
-
 // Removes the folder, or the rest of it, and the folders that planning made for the output. Throws
 // IoError, and UsageError if somebody writes there, or has begun to publish.
 void abandon_steps(const Steps& steps);

@@ -14,7 +14,6 @@
 #include "exec/piece_work.h"
 #include "exec/shares.h"
 #include "exec/staging_owner.h"
-#include "io/far_files.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -33,12 +32,6 @@ JobIdentity identity_of(const RankJob& job, const Sha256Digest& passes, const Pl
     identity.options += (identity.options.empty() ? "" : " ") + printable(shell_word(word));
   }
   return identity;
-}
-
-void check_readable_in_steps(const RankJob& job) {
-  for (const RankJob::Input& input : job.inputs) {
-    if (is_far(input.path)) throw no_steps_of_far_input(input.path);
-  }
 }
 
 }  // namespace
@@ -81,7 +74,6 @@ std::string PassPlanner::cut(uint64_t portions, StepPlan& plan) const {
 }
 
 Planned PassPlanner::save(const fs::path& path, const PlannedBy& by, uint64_t portions) {
-  check_readable_in_steps(inputs_.job());
   StepPlan plan{.by = by, .job = inputs_.job()};
   const std::string texts = cut(portions, plan);
   Sha256 hash;

@@ -50,7 +50,31 @@ std::optional<std::pair<Mount, fs::path>> find(const fs::path& path) {
   return std::nullopt;
 }
 
+// Returns the first mount for which `is_meant`, that has the file or folder called `name`, and its
+// path within it.
+std::optional<std::pair<Mount, std::string>> find_called(
+    const std::string& name, const std::function<bool(const Mount&)>& is_meant) {
+  Mounts& known = mounts();
+  const std::lock_guard lock(known.mutex);
+  for (const Mount& mount : known.all) {
+    if (!is_meant(mount)) continue;
+    if (name == mount.name) return std::pair(mount, std::string());
+    if (!name.starts_with(mount.name + "/")) continue;
+    return std::pair(mount, name.substr(mount.name.size() + 1));
+  }
+  return std::nullopt;
+}
+
+constexpr const char* kWhoKnowsStores =
+    "every process takes a program that knows object stores: --version lists s3";
+
 }  // namespace
+
+std::string FarReader::version(const fs::path&) const {
+  return "";
+}
+
+void FarReader::know(const FarFile&) {}
 
 void mount_far(fs::path folder, int machine, std::string name, std::shared_ptr<FarReader> reader,
                std::shared_ptr<FarStore> store) {
@@ -98,8 +122,12 @@ std::optional<FarFile> far_file(const fs::path& path) {
   struct stat stand_in {};
   if (::stat(path.c_str(), &stand_in) != 0) return std::nullopt;
   const auto& [mount, there] = *found;
-  return FarFile{mount.reader, mount.machine, there, static_cast<uint64_t>(stand_in.st_size),
-                 modified_ns(stand_in)};
+  return FarFile{.reader = mount.reader,
+                 .machine = mount.machine,
+                 .path = there,
+                 .size = static_cast<uint64_t>(stand_in.st_size),
+                 .modified = modified_ns(stand_in),
+                 .version = mount.reader->version(there)};
 }
 
 bool is_far(const fs::path& path) {
@@ -115,16 +143,26 @@ std::optional<FarPlace> far_place(const fs::path& path) {
 }
 
 FarPlace far_place_called(const std::string& name) {
-  Mounts& known = mounts();
-  const std::lock_guard lock(known.mutex);
-  for (const Mount& mount : known.all) {
-    if (mount.store == nullptr) continue;
-    if (name == mount.name) return {mount.store, "", mount.name};
-    if (!name.starts_with(mount.name + "/")) continue;
-    return {mount.store, name.substr(mount.name.size() + 1), mount.name};
+  const auto found = find_called(name, [](const Mount& mount) { return mount.store != nullptr; });
+  if (!found) {
+    throw UsageError(name + ": cannot be written to here").with_hint(kWhoKnowsStores);
   }
-  throw UsageError(name + ": cannot be written to here")
-      .with_hint("every step takes a program that knows object stores: --version lists s3");
+  return {found->first.store, found->second, found->first.name};
+}
+
+FarFile far_file_called(const std::string& name, uint64_t size, int64_t modified,
+                        std::string version) {
+  const auto found =
+      find_called(name, [](const Mount& mount) { return mount.machine == kNoMachine; });
+  if (!found) throw UsageError(name + ": cannot be read here").with_hint(kWhoKnowsStores);
+  const FarFile file{.reader = found->first.reader,
+                     .machine = kNoMachine,
+                     .path = "/" + found->second,
+                     .size = size,
+                     .modified = modified,
+                     .version = std::move(version)};
+  file.reader->know(file);
+  return file;
 }
 
 std::string shown_path(const fs::path& path) {

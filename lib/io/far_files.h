@@ -43,6 +43,8 @@ class FarReadAhead {
   virtual void end(uint64_t step) = 0;
 };
 
+struct FarFile;
+
 class FarReader {
  public:
   virtual ~FarReader() = default;
@@ -50,6 +52,10 @@ class FarReader {
   // file has another size or time.
   virtual void read_at(const std::filesystem::path& path, uint64_t size, int64_t modified,
                        uint64_t offset, std::span<std::byte> out) = 0;
+  // FarFile::version of the remote file `path`.
+  virtual std::string version(const std::filesystem::path& path) const;
+  // Makes a file known that another process has listed. Any thread.
+  virtual void know(const FarFile& file);
   // The number of parallel reads that keep it busy; 0: as many as a disk.
   virtual unsigned requests() const { return 0; }
   // Starts to read ahead, in the order of the steps. read_at() then waits for bytes that are on
@@ -67,7 +73,8 @@ struct FarFile {
   int machine = 0;                  // its meaning is up to the code that mounted it
   std::filesystem::path path = {};  // there
   uint64_t size = 0;
-  int64_t modified = 0;  // nanoseconds since the epoch
+  int64_t modified = 0;      // nanoseconds since the epoch
+  std::string version = {};  // which no other content of that path has; "": none is known
 };
 
 // Folders of far files in this process. Any thread.
@@ -95,6 +102,10 @@ std::optional<FarPlace> far_place(const std::filesystem::path& path);
 // The place that messages call `name`, "s3://bucket/folder". Throws UsageError for a store that
 // this process has not opened.
 FarPlace far_place_called(const std::string& name);
+// The far file that shown_path() calls `name`, "s3://bucket/folder/file", as another process has
+// listed it. Throws UsageError for a store or server that this process has not opened.
+FarFile far_file_called(const std::string& name, uint64_t size, int64_t modified,
+                        std::string version);
 // The path in messages: "n2:/local/ckpt" for a stand-in, else the path itself.
 std::string shown_path(const std::filesystem::path& path);
 // `text` with shown_path() instead of the paths of stand-ins in it.

@@ -49,6 +49,10 @@ int64_t InputFile::modified() const {
   return stored_->modified();
 }
 
+const FarFile* InputFile::far() const {
+  return stored_->far();
+}
+
 void InputFile::check_unchanged() const {
   stored_->check_unchanged();
 }

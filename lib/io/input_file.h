@@ -56,6 +56,8 @@ class InputFile {
   uint64_t stored_size() const;
   // The time of its last change, nanoseconds since the epoch.
   int64_t modified() const;
+  // The remote place of a far file, as it is stored; nullptr for any other.
+  const FarFile* far() const;
   // Throws IoError if the file was replaced or changed since it was opened.
   void check_unchanged() const;
   // The stored bytes of content [offset, offset + size), as a share of all. The range lies inside.

@@ -138,6 +138,9 @@ const std::string& StoredFile::display() const {
 int64_t StoredFile::modified() const {
   return impl_->identity.modified_ns;
 }
+const FarFile* StoredFile::far() const {
+  return impl_->far ? &*impl_->far : nullptr;
+}
 void StoredFile::check_unchanged() const {
   if (impl_->far) {  // remote readers check at every read
     std::byte first;

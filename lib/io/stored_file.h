@@ -31,6 +31,8 @@ class StoredFile {
   uint64_t size() const;
   // The time of its last change, nanoseconds since the epoch.
   int64_t modified() const;
+  // The remote place of a far file; nullptr for any other.
+  const FarFile* far() const;
   // Throws IoError if the file was replaced or changed since it was opened.
   void check_unchanged() const;
 

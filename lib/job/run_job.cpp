@@ -608,24 +608,10 @@ void check_can_be_in_steps(const Job& job, const fs::path& output, const RunOpti
     throw UsageError("--plan-in is for outputs in object stores: the plan of " + output.string() +
                      " is kept beside it, or in it");
   }
-  for (FileId file = 0; file < job->inputs->size(); ++file) {
-    const InputFile& input = (*job->inputs)[file];
-    if (is_far(input.path())) throw no_steps_of_far_input(input.path());
-  }
 }
 
 fs::path place_of_steps(const Job& job, const fs::path& output, const fs::path& planned_in) {
   return planned_in.empty() ? target_of(*job, output) : planned_in;
-}
-
-void check_can_be_on_ranks(const Job& job) {
-  for (FileId file = 0; file < job->inputs->size(); ++file) {
-    const fs::path& path = (*job->inputs)[file].path();
-    const std::optional<FarFile> far = far_file(path);
-    if (!far || far->machine != kNoMachine) continue;
-    throw UsageError(shown_path(path) + ": is read by one process, not by several ranks")
-        .with_hint("ranks read a mounted bucket (rclone mount)");
-  }
 }
 
 RunStats run_and_commit(const Job& job, const fs::path& output, const RunOptions& options,
@@ -660,7 +646,6 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options, 
              const OtherRanks* others, const FolderCheck& check) {
   if (job->hash == ContentHash::check) check_has_content_hashes(*job);
   if (const std::optional<FarPlace> far = store_of(output)) check_far(*job, *far, options);
-  if (others != nullptr) check_can_be_on_ranks(job);
   return run_and_commit(job, output, options, {.others = others, .check = check}, progress);
 }
 

@@ -12,7 +12,6 @@ import time
 import unittest
 
 import tools
-from bucket_case import BucketCase
 from cli_common import STAGING, memory_limit, tree
 from group_test import LOOKS
 from steps_test import SEED, StepsTest
@@ -298,20 +297,6 @@ class RepeatedTest(ReportStepsTest):
         self.assertEqual(self.report(folder, "--threads", "2", *memory_limit("200MB")), self.alone(self.command)[0])
         if limit := memory_limit("4MB"):
             self.assertEqual(run_tool("dsckpt", "commit", folder, *limit).returncode, 4)
-
-
-@unittest.skipUnless(tools.reads_object_stores(), "this build reads no object stores")
-class StoreTest(BucketCase):
-
-    def test_objects_in_a_store_are_refused(self):
-        folder = self.new_path("steps")
-        case = tools.case_named("z2_bf16_w2").load_dir
-        with self.serve(case.parent.parent):
-            for command in ("verify", "stats"):
-                done = self.tool("ckpt-inspect", command, f"s3://{case.parent.name}/{case.name}", "--emit-plan", folder)
-                self.assertEqual(done.returncode, 2, done.stderr)
-                self.assertIn("is read by one process, not in steps", done.stderr)
-        self.assertFalse(folder.exists())
 
 
 if __name__ == "__main__":
