@@ -112,7 +112,7 @@ class ChangedSet {
                        " is weights: another set of parameters is for a checkpoint, "
                        "whose training goes on");
     }
-    if (base_.facts().renamed) {
+    if (base_.facts().changed) {
       throw UsageError(
           "--key-map gives parameters other names: change the set of them first, or "
           "in the result");

@@ -198,7 +198,7 @@ struct CheckpointFacts {
   bool has_masters = true;
   // The parameters have other names than in its files, or are others (Checkpoint::renamed,
   // changed_set).
-  bool renamed = false;
+  bool changed = false;
   // The parameters are those of a rank that its files are not of (Checkpoint::regridded).
   std::optional<GridPlace> regridded = {};
 
@@ -362,7 +362,7 @@ class Checkpoint {
 
   // `base` with its tensors renamed, cut and joined by `rules`. Parameters, groups, states and
   // steps change alike, in the order of the first input of each. Everything else comes from `base`,
-  // its files too: renamed_from(). A note lists rules that fit nothing. Throws UsageError if no
+  // its files too: changed_from(). A note lists rules that fit nothing. Throws UsageError if no
   // rule fits, for tensors that a rule cannot convert, and for names that become equal. Throws
   // UnsupportedError for parameters that are joined but differ in states, groups or kinds.
   static Checkpoint renamed(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
@@ -373,7 +373,7 @@ class Checkpoint {
   // `names`. New parameters have the order of `order`, the names of the new model; without it they
   // come last in their modules. Groups are found by the parameters they have, or are those of
   // `like`, a checkpoint of the new run; nullptr: none. Everything else comes from `base`, its
-  // files too: renamed_from(). Notes say what each change costs. Throws UsageError for a pattern
+  // files too: changed_from(). Notes say what each change costs. Throws UsageError for a pattern
   // that changes nothing, for two changes of one parameter, and for one of several tied names
   // alone. Throws it also for a new name that is there, and for a parameter that fits several
   // groups or none. Throws UnsupportedError for a `base` that is split over ranks or has no files
@@ -463,7 +463,7 @@ class Checkpoint {
   const Checkpoint& run() const;
   // The checkpoint before renamed() or changed_set(), with the names of the files:
   // Param::saved_name. nullptr for others.
-  const Checkpoint* renamed_from() const;
+  const Checkpoint* changed_from() const;
   // The names in the order of the new model's state_dict, of a changed_set(). Empty: the order is
   // that of the files.
   const std::vector<std::string>& module_order() const;

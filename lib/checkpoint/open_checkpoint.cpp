@@ -150,7 +150,7 @@ struct Checkpoint::Impl {
   KeyedMap<std::string_view, size_t> by_name;
   std::shared_ptr<const Checkpoint> base;    // that the weights are given to
   std::shared_ptr<const Checkpoint> values;  // that it has, with those of states
-  std::shared_ptr<const Checkpoint> renamed_from;
+  std::shared_ptr<const Checkpoint> changed_from;
   const Checkpoint* run = nullptr;  // the one whose files it has, with its own values
   std::vector<AveragedCheckpoint> averaged;
 
@@ -379,9 +379,9 @@ Checkpoint Checkpoint::renamed(InputFiles& inputs, std::shared_ptr<const Checkpo
                                KeyMap& rules) {
   auto impl = std::make_unique<Impl>(inputs);
   impl->take_run(*base->impl_);
-  impl->draft.facts.renamed = true;
+  impl->draft.facts.changed = true;
   read_renamed(impl->draft, *base, rules);
-  impl->renamed_from = std::move(base);
+  impl->changed_from = std::move(base);
   impl->index_params();
   return Checkpoint(std::move(impl));
 }
@@ -391,9 +391,9 @@ Checkpoint Checkpoint::changed_set(InputFiles& inputs, std::shared_ptr<const Che
                                    const std::vector<std::string>& order, const Checkpoint* like) {
   auto impl = std::make_unique<Impl>(inputs);
   impl->take_run(*base->impl_);
-  impl->draft.facts.renamed = true;
+  impl->draft.facts.changed = true;
   read_changed_set(impl->draft, *base, change, names, order, like);
-  impl->renamed_from = std::move(base);
+  impl->changed_from = std::move(base);
   impl->index_params();
   return Checkpoint(std::move(impl));
 }
@@ -565,8 +565,8 @@ const std::vector<std::string>& Checkpoint::valueless() const {
 const Checkpoint& Checkpoint::run() const {
   return impl_->run == nullptr ? *this : impl_->run->run();
 }
-const Checkpoint* Checkpoint::renamed_from() const {
-  return impl_->renamed_from.get();
+const Checkpoint* Checkpoint::changed_from() const {
+  return impl_->changed_from.get();
 }
 const std::vector<std::string>& Checkpoint::module_order() const {
   return impl_->draft.module_order;

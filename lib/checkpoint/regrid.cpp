@@ -85,7 +85,7 @@ void refuse_source(const Checkpoint& source) {
                            "is not in the files of ZeRO's ranks, whose tensor-parallel ranks "
                            "and pipeline stages could become others");
   }
-  if (facts.renamed) {
+  if (facts.changed) {
     throw UsageError(
         "other names or parameters are not given while the tensor-parallel ranks or pipeline "
         "stages change")

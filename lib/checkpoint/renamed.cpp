@@ -293,7 +293,7 @@ Value renamed_module(ArchiveCopy& copy, const Checkpoint& checkpoint, const std:
   for (const auto& [name, value] : entries.all()) {
     if (!is_tensor(value)) {
       document.set_item(dict, document.string(name), copy.of(value));
-    } else if (checkpoint.renamed_from()->find(name) == nullptr) {
+    } else if (checkpoint.changed_from()->find(name) == nullptr) {
       throw UnsupportedError({.file = file, .tensor = name},
                              "is a parameter of the model whose values are in no file");
     }
@@ -336,7 +336,7 @@ class RenamedFile {
   // Where the file has `saved` of it, or of the first that it is made of.
   Value tensor_of(const Param& param, const Value& saved) {
     if (!param.given) return copy_.of(saved);
-    const Param& before = *checkpoint_.renamed_from()->find(param.saved_name);
+    const Param& before = *checkpoint_.changed_from()->find(param.saved_name);
     if (is_meta_tensor(saved)) {
       const MetaTensor tensor{.dtype = meta_tensor(saved).dtype,
                               .shape = param.weight.shape(),
@@ -427,7 +427,7 @@ void lay_out_renamed(PlanBuilder& plan, const Checkpoint& checkpoint, const Chec
 }
 
 void refuse_renamed_slices(const Checkpoint& checkpoint) {
-  if (checkpoint.renamed_from() == nullptr) return;
+  if (checkpoint.changed_from() == nullptr) return;
   const Where where{.file = checkpoint.tag_folder().string()};
   if (checkpoint.facts().model_parallel) {
     throw UnsupportedError(where,

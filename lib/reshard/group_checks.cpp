@@ -158,9 +158,9 @@ std::optional<Found> other_sub_groups(const Choice& choice) {
     return std::nullopt;
   // The files have those of other slices, and their own world was looked at before.
   if (known.regridded) return std::nullopt;
-  return reference.renamed_from == nullptr
+  return reference.changed_from == nullptr
              ? other_sub_groups_than(reference, choice)
-             : other_sub_groups_than(run_facts(*reference.renamed_from), choice);
+             : other_sub_groups_than(run_facts(*reference.changed_from), choice);
 }
 
 }  // namespace dsckpt

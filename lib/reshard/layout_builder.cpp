@@ -25,7 +25,7 @@ LayoutSource::LayoutSource(const Checkpoint& checkpoint)
                       root.find_or_none(keys::kFrozenParamShapes).is_none() &&
                       root.find(keys::kFrozenParamShapes);
   // Parameters with other names are not in the files by these.
-  if (checkpoint.renamed_from() != nullptr) return;
+  if (checkpoint.changed_from() != nullptr) return;
   module = root.find_or_none(keys::kModule);
   frozen_param_shapes = root.find_or_none(keys::kFrozenParamShapes);
 }

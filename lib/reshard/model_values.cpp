@@ -109,7 +109,7 @@ Value module_dict(ModelFile& file, const Value& saved, const ModuleEntries& entr
 }
 
 Value own_module(ModelFile& file, const Value& saved) {
-  if (file.from.checkpoint.renamed_from() != nullptr && saved.is_mapping()) {
+  if (file.from.checkpoint.changed_from() != nullptr && saved.is_mapping()) {
     return renamed_module(
         file.copy, file.from.checkpoint, file.from.where().file, saved,
         [&](const Param& param, const Value& entry) { return param_entry(file, param, entry); });
@@ -133,7 +133,7 @@ Value module_value(ModelFile& file, const Value& saved) {
 
 Value names_of_buffers(ModelFile& file, const Value& saved) {
   const bool same_names =
-      file.from.checkpoint.renamed_from() == nullptr && !file.from.checkpoint.facts().regridded;
+      file.from.checkpoint.changed_from() == nullptr && !file.from.checkpoint.facts().regridded;
   return same_names ? file.copy.of(saved)
                     : buffer_names(file.document(), file.from.checkpoint.params());
 }
@@ -164,8 +164,8 @@ Value shared_params(ModelFile& file, const Value& saved) {
   Document& document = file.document();
   const Value dict = document.dict();
   if (file.rank > 0) return dict;
-  const bool renamed = file.from.checkpoint.renamed_from() != nullptr;
-  if (saved.is_mapping() && !renamed) return file.copy.of(saved);
+  const bool is_changed = file.from.checkpoint.changed_from() != nullptr;
+  if (saved.is_mapping() && !is_changed) return file.copy.of(saved);
   for (const Param& param : file.from.checkpoint.params()) {
     if (param.alias_of.empty()) continue;
     file.copy.set(dict, param.name, document.string(param.alias_of));

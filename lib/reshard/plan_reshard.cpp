@@ -347,7 +347,7 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
     return !config_path.empty() && fs::path(file.destination).begin()->string() == config_path;
   });
   if (left_out > 0) job.notes.push_back(config_path + " beside the shards is left out");
-  if (checkpoint.facts().has_given_weights() || checkpoint.facts().renamed) {
+  if (checkpoint.facts().has_given_weights() || checkpoint.facts().changed) {
     leave_out_weights(beside.files, job.notes);
   }
   lay_out_neighbours(*source->inputs, beside.files, plan);

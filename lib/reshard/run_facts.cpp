@@ -154,7 +154,7 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
   RunFacts facts{.checkpoint = checkpoint.facts(),
                  .folder = checkpoint.tag_folder().string(),
                  .file = {},
-                 .renamed_from = checkpoint.renamed_from(),
+                 .changed_from = checkpoint.changed_from(),
                  .params = ParamIndex(checkpoint.params()),
                  .groups = groups_of(checkpoint),
                  .state_keys = state_keys_of(checkpoint),
@@ -173,9 +173,9 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
                       root_of(checkpoint).find_or_none(keys::kModule).is_none();
   if (const auto name = parse_shard_name(path.filename().string())) facts.mp_rank = name->mp_rank;
   if (facts.checkpoint.regridded) facts.mp_rank = facts.checkpoint.regridded->mp_rank;
-  const Checkpoint* renamed = checkpoint.renamed_from();
+  const Checkpoint* changed_from = checkpoint.changed_from();
   facts.sub_groups = sub_groups_of(checkpoint);
-  facts.param_dtype = param_dtype_of(renamed != nullptr ? *renamed : checkpoint);
+  facts.param_dtype = param_dtype_of(changed_from != nullptr ? *changed_from : checkpoint);
   read_config(checkpoint, facts);
   facts.precision = precision_of(checkpoint, facts);
   return facts;

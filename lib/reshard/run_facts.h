@@ -68,8 +68,8 @@ struct RunFacts {
   CheckpointFacts checkpoint;
   std::string folder;  // of the shards
   std::string file;    // the first model-states file; "" of weights alone
-  // Checkpoint::renamed_from, which its files are of.
-  const Checkpoint* renamed_from = nullptr;
+  // Checkpoint::changed_from, which its files are of.
+  const Checkpoint* changed_from = nullptr;
   // For a checkpoint of one world: its mp rank.
   uint32_t mp_rank = 0;
 

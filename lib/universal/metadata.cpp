@@ -140,11 +140,11 @@ class MetadataWriter {
     std::string path = file.path.filename().string();
     const Value root = archive.root();
     const bool autoep = !root.find_or_none(autoep_layers_key(root)).is_none();
-    if (stage_ != 0 && !autoep && checkpoint_.renamed_from() == nullptr) {
+    if (stage_ != 0 && !autoep && checkpoint_.changed_from() == nullptr) {
       const FileId id = archive.file();
       return put_file(plan_, plan_.add_output(std::move(path), inputs[id].size()), inputs, id);
     }
-    if (checkpoint_.renamed_from() != nullptr) {
+    if (checkpoint_.changed_from() != nullptr) {
       return lay_out_renamed(plan_, checkpoint_, file, std::move(path),
                              [&](std::string_view key, const Value&) -> std::optional<Value> {
                                if (stage_ == 0 && key == keys::kOptimizer) return Value();
