@@ -111,6 +111,9 @@ struct Param {
   // True if the optimizer has not had it so far (Checkpoint::changed_set): there are no states. An
   // optimizer's tensor of such parameters alone has none either; beside others they are zero.
   bool fresh = false;
+  // For Checkpoint::regridded: the copy of a trained parameter in `module` of the files, cut like
+  // the weight. Empty if there is none.
+  std::optional<TensorSource> in_module = {};
 };
 
 // True if an optimizer owns it under this name.

@@ -74,6 +74,12 @@ std::pair<int64_t, int64_t> autotp_units(std::string_view param, int64_t rows, i
   return {unit(module), unit(short_name)};
 }
 
+// An earlier stage compares them.
+void compare_no_copies(Param& param) {
+  param.weight = param.weight.one_copy();
+  for (ParamState& state : param.states) state.value = state.value.one_copy();
+}
+
 constexpr const char* kVocabHint = "--padded-vocab-size says how many there are";
 
 // Refuses checkpoints that are not cut anew, whatever the grid.
@@ -123,6 +129,7 @@ Regrid::Regrid(const Checkpoint& source, const GridOptions& options)
   check_heads();
   note_random_states();
   choose_vocabulary(options);
+  find_modules();
   if (!is_pipeline()) return;
   place_tied();
   choose_stages(options);
@@ -297,6 +304,16 @@ std::vector<RegridLayer> layers_with_files(const Checkpoint& source) {
   return found;
 }
 
+// At stage 0 they are the parameters themselves, at stage 3 placeholders. Those of a pipeline are
+// in the files of layers.
+void Regrid::find_modules() {
+  const int stage = run_.facts().zero_stage;
+  if (stage == 0 || stage == 3 || is_pipeline() || source_.facts().has_given_weights()) return;
+  for (uint32_t tp_rank = 0; tp_rank < old_.tp; ++tp_rank) {
+    modules_.emplace_back(model_of(tp_rank).root().find_or_none(keys::kModule));
+  }
+}
+
 // A tied module is on the stage of its first layer, whose number its file has, and where it is used
 // again. Only the first place of the latter is told by the stages that have it.
 void Regrid::place_tied() {
@@ -412,6 +429,13 @@ bool Regrid::is_in(const std::string& name, uint32_t stage) const {
                          "is of a pipeline, but of none of its layers");
 }
 
+bool Regrid::is_in_earlier(const std::string& name, uint32_t stage) const {
+  for (uint32_t earlier = 0; earlier < stage; ++earlier) {
+    if (is_in(name, earlier)) return true;
+  }
+  return false;
+}
+
 // A stage's optimizer has its parameters in the order of torch's modules: tied ones first. Experts
 // have the names that the first expert-parallel rank gives its own.
 std::vector<ParamGroup> Regrid::groups_of(uint32_t stage) const {
@@ -443,6 +467,10 @@ const Checkpoint& Regrid::base(uint32_t mp_rank) const {
   std::unique_ptr<Checkpoint>& made = bases_[mp_rank];
   if (made == nullptr) made = std::make_unique<Checkpoint>(run_.world(mp_rank));
   return *made;
+}
+
+const TorchArchive& Regrid::model_of(uint32_t mp_rank) const {
+  return *base(mp_rank).files().model.front().archive;
 }
 
 const Param& Regrid::param(const std::string& name) const {
@@ -514,13 +542,27 @@ TensorSource Regrid::slice_of_copies(const Param& param, const std::vector<Tenso
                                      uint32_t tp_rank) const {
   const std::shared_ptr<const TpCut> cut = cut_for(param);
   const bool joins = old_.tp == 1 || (param.cut != nullptr && param.cut->joins());
-  if (!joins || param.given) {
+  if (!joins || param.given || copies.size() != old_.tp) {
     return slice_of(param, param.weight, *cut, tp_rank).to(copies.front().dtype());
   }
-  const TensorSource all = old_.tp == 1
-                               ? copies.front()
-                               : param.cut->for_ranks(old_.tp).join(copies, param.weight.shape());
-  return slice_of(param, all, *cut, tp_rank);
+  if (old_.tp == 1 || param.cut->is_whole()) {
+    const std::string what = "copies of '" + param.name + "' in the tensor-parallel ranks' models";
+    return slice_of(param, TensorSource::same(copies, what), *cut, tp_rank);
+  }
+  const TpCut old = param.cut->for_ranks(old_.tp);
+  return slice_of(param, old.join(copies, param.weight.shape()), *cut, tp_rank);
+}
+
+// Empty if a rank has none.
+std::vector<TensorSource> Regrid::copies_in_modules(const Param& param) const {
+  std::vector<TensorSource> copies;
+  if (!is_trained(param)) return copies;
+  for (uint32_t tp_rank = 0; tp_rank < modules_.size(); ++tp_rank) {
+    const Value saved = modules_[tp_rank].find(param.name);
+    if (!TorchArchive::is_tensor(saved)) return {};
+    copies.push_back(model_of(tp_rank).tensor(saved));
+  }
+  return copies;
 }
 
 // The first stage's of several copies.
@@ -537,8 +579,13 @@ Checkpoint Regrid::world(uint32_t mp_rank) const {
   std::vector<Param> params;
   for (const Param& each : source_.params()) {
     if (!is_in(each.name, stage)) continue;
-    params.push_back(keeps_slices() ? present_slice(each.name, tp_rank) : slice(each, tp_rank));
-    params.back().given = true;
+    Param& made = params.emplace_back(keeps_slices() ? present_slice(each.name, tp_rank)
+                                                     : slice(each, tp_rank));
+    made.given = true;
+    if (is_in_earlier(each.name, stage)) compare_no_copies(made);
+    const std::vector<TensorSource> copies = copies_in_modules(each);
+    if (copies.empty()) continue;
+    made.in_module = keeps_slices() ? copies[tp_rank] : slice_of_copies(each, copies, tp_rank);
   }
   if (keeps_slices()) give_values(params, source_, tp_rank);
   const GridPlace place{.mesh = mesh_, .mp_rank = mp_rank, .padded_vocab_size = padded_};

@@ -14,6 +14,7 @@
 
 #include "base/keyed_hash.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/module_entries.h"
 #include "checkpoint/stage_plan.h"
 
 namespace dsckpt {
@@ -58,9 +59,9 @@ class Regrid {
   // The tensor of the whole model as new tensor-parallel rank `tp_rank` has it.
   Param slice(const Param& param, uint32_t tp_rank) const;
   const Param& param(const std::string& name) const;
-  // The same of a parameter's copy in the files of layers, whose slices these are by the ranks of
-  // the checkpoint. The copy of a mean, of a sum and of a value from elsewhere is that of the
-  // parameter, rounded.
+  // The same of a parameter's copy in the files of the model, whose slices these are by the ranks
+  // of the checkpoint. The copy of a mean, of a sum and of a value from elsewhere is that of the
+  // parameter, rounded. So is one that some ranks lack.
   TensorSource slice_of_copies(const Param& param, const std::vector<TensorSource>& copies,
                                uint32_t tp_rank) const;
 
@@ -82,6 +83,7 @@ class Regrid {
   void check_heads();
   void note_random_states();
   void choose_vocabulary(const GridOptions& options);
+  void find_modules();
   void choose_stages(const GridOptions& options);
   std::vector<StageLayer> stage_layers() const;
   void place_tied();
@@ -91,12 +93,15 @@ class Regrid {
                         uint32_t tp_rank) const;
   bool is_vocabulary(const Param& param) const;
   bool is_in(const std::string& name, uint32_t stage) const;
+  bool is_in_earlier(const std::string& name, uint32_t stage) const;
   bool is_on_first_rank(const std::string& name, uint32_t ep_size) const;
   std::vector<ParamGroup> groups_of(uint32_t stage) const;
   uint32_t base_stage(uint32_t stage) const;
   // The world of a rank of the checkpoint.
   const Checkpoint& base(uint32_t mp_rank) const;
+  const TorchArchive& model_of(uint32_t mp_rank) const;
   const Param& present_slice(const std::string& name, uint32_t tp_rank) const;
+  std::vector<TensorSource> copies_in_modules(const Param& param) const;
 
   const Checkpoint& source_;
   const Checkpoint& run_;  // whose files it has
@@ -115,6 +120,9 @@ class Regrid {
   KeyedMap<std::string, std::vector<uint32_t>> new_tied_;
   KeyedMap<std::string, uint32_t> tied_layers_;  // the first places
   mutable std::map<uint32_t, std::unique_ptr<Checkpoint>> bases_;
+  // `module` of the checkpoint's ranks, by tensor-parallel rank. None if trained parameters are not
+  // copied there, or have other values now.
+  std::vector<ModuleEntries> modules_;
   std::vector<std::string> notes_;
 };
 

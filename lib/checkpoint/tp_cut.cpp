@@ -118,7 +118,8 @@ TensorSource TpCut::join(const std::vector<TensorSource>& slices, const Shape& s
 }
 
 TensorSource TpCut::slice(const TensorSource& all, uint32_t rank) const {
-  if (kind_ != Kind::parts) return all;
+  const auto shared = [&] { return rank == 0 ? all : all.one_copy(); };
+  if (kind_ != Kind::parts) return shared();
   std::vector<TensorSource> shares;
   int64_t begin = 0;
   for (const TpPart& part : parts_) {
@@ -128,9 +129,10 @@ TensorSource TpCut::slice(const TensorSource& all, uint32_t rank) const {
             : std::accumulate(part.widths.begin(), part.widths.begin() + rank, int64_t{0});
     const int64_t width = part.widths[rank];
     if (width > 0) {
-      shares.push_back(width == all.shape()[dim_]
-                           ? all
-                           : all.narrow(static_cast<int64_t>(dim_), begin + before, width));
+      const TensorSource from = part.on_every_rank ? shared() : all;
+      shares.push_back(width == from.shape()[dim_]
+                           ? from
+                           : from.narrow(static_cast<int64_t>(dim_), begin + before, width));
     }
     begin += part.rows();
   }

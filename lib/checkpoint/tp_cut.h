@@ -61,7 +61,8 @@ class TpCut {
 
   // The parameter, or what has its shape, of the slices of all ranks. Only if joins().
   TensorSource join(const std::vector<TensorSource>& slices, const Shape& shape) const;
-  // The slice that rank `rank` has of `all`, the parameter or one of its states.
+  // The slice that rank `rank` has of `all`, the parameter or one of its states. The copies of what
+  // every rank has are compared (TensorSource::same) by rank 0 only.
   TensorSource slice(const TensorSource& all, uint32_t rank) const;
 
  private:

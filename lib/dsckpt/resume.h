@@ -83,7 +83,8 @@ class DSCKPT_EXPORT ResumePlan {
   bool is_of_weights() const;
   // Notes for the user, to be read before loading.
   const std::vector<std::string>& notes() const;
-  // True if the 16-bit trained parameters in the model-states file are the rounded masters.
+  // True if the 16-bit trained parameters in the model-states file can be made of the masters, by
+  // rounding.
   bool weights_are_masters() const;
   // The folder of the shards.
   const std::string& folder() const;

@@ -609,46 +609,57 @@ std::vector<FileId> TensorSource::files() const {
 }
 
 TensorSource TensorSource::without_copies_in(const std::vector<FileId>& files) const {
-  if (!node_->holds.combined) return *this;
-  const auto without = [&](const std::vector<TensorSource>& parts) {
-    std::vector<TensorSource> out;
-    for (const TensorSource& part : parts) out.push_back(part.without_copies_in(files));
-    return out;
-  };
   const auto is_whole = [&](const TensorSource& part) {
     const std::vector<FileId> its = part.files();
     return std::none_of(its.begin(), its.end(), [&](FileId file) {
       return std::find(files.begin(), files.end(), file) != files.end();
     });
   };
+  return choosing([&](const std::vector<TensorSource>& copies) {
+    std::vector<TensorSource> whole;
+    std::copy_if(copies.begin(), copies.end(), std::back_inserter(whole), is_whole);
+    return whole.empty() ? copies : whole;
+  });
+}
+
+TensorSource TensorSource::one_copy() const {
+  return choosing([](const std::vector<TensorSource>& copies) {
+    return std::vector<TensorSource>{copies.front()};
+  });
+}
+
+TensorSource TensorSource::choosing(const Choose& choose) const {
+  if (!node_->holds.combined) return *this;
+  const auto of_each = [&](const std::vector<TensorSource>& parts) {
+    std::vector<TensorSource> out;
+    for (const TensorSource& part : parts) out.push_back(part.choosing(choose));
+    return out;
+  };
   return std::visit(
-      Overloaded{
-          [&](const Node::Stored&) { return *this; }, [&](const Node::Zeros&) { return *this; },
-          [&](const Node::Cat& cat) {
-            return TensorSource::cat(static_cast<int64_t>(cat.dim), without(cat.parts));
-          },
-          [&](const Node::CatNarrowed& cat) {
-            return cat_narrowed(
-                std::make_shared<const std::vector<TensorSource>>(without(*cat.parts)), cat.start,
-                cat.length);
-          },
-          [&](const Node::Narrow& narrow) {
-            return narrow.child.without_copies_in(files).narrow(static_cast<int64_t>(narrow.dim),
-                                                                narrow.start, shape()[narrow.dim]);
-          },
-          [&](const Node::View& view) { return view.child.without_copies_in(files).view(shape()); },
-          [&](const Node::Cast& cast) { return cast.child.without_copies_in(files).to(dtype()); },
-          [&](const Node::Combined& combined) {
-            if (combined.how != Combine::same) return *this;
-            std::vector<TensorSource> whole;
-            std::copy_if(combined.parts.begin(), combined.parts.end(), std::back_inserter(whole),
-                         is_whole);
-            return whole.empty() ? *this : TensorSource::same(std::move(whole), combined.what);
-          },
-          [&](const Node::Weighted& mean) {
-            return Node::weigh(without(mean.parts), mean.weights, mean.shares);
-          },
-          [&](const Node::Updated&) { return *this; }},
+      Overloaded{[&](const Node::Stored&) { return *this; },
+                 [&](const Node::Zeros&) { return *this; },
+                 [&](const Node::Cat& cat) {
+                   return TensorSource::cat(static_cast<int64_t>(cat.dim), of_each(cat.parts));
+                 },
+                 [&](const Node::CatNarrowed& cat) {
+                   return cat_narrowed(
+                       std::make_shared<const std::vector<TensorSource>>(of_each(*cat.parts)),
+                       cat.start, cat.length);
+                 },
+                 [&](const Node::Narrow& narrow) {
+                   return narrow.child.choosing(choose).narrow(static_cast<int64_t>(narrow.dim),
+                                                               narrow.start, shape()[narrow.dim]);
+                 },
+                 [&](const Node::View& view) { return view.child.choosing(choose).view(shape()); },
+                 [&](const Node::Cast& cast) { return cast.child.choosing(choose).to(dtype()); },
+                 [&](const Node::Combined& combined) {
+                   if (combined.how != Combine::same) return *this;
+                   return TensorSource::same(choose(combined.parts), combined.what);
+                 },
+                 [&](const Node::Weighted& mean) {
+                   return Node::weigh(of_each(mean.parts), mean.weights, mean.shares);
+                 },
+                 [&](const Node::Updated&) { return *this; }},
       node_->what);
 }
 

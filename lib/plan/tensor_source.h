@@ -96,6 +96,8 @@ class TensorSource {
   // The same tensor without copies of same() whose elements lie in `files`, if another copy has no
   // elements there.
   TensorSource without_copies_in(const std::vector<FileId>& files) const;
+  // The same tensor without comparisons: of the copies of a same() the first one alone.
+  TensorSource one_copy() const;
   // For a stored() tensor with strides of 0: each element once, so these dimensions have size 1.
   // Any other tensor is returned unchanged.
   TensorSource without_repeats() const;
@@ -122,6 +124,9 @@ class TensorSource {
 
  private:
   struct Node;
+  // `choose`: which of the copies of a same() stay.
+  using Choose = std::function<std::vector<TensorSource>(const std::vector<TensorSource>& copies)>;
+  TensorSource choosing(const Choose& choose) const;
   explicit TensorSource(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
   std::shared_ptr<const Node> node_;
 };

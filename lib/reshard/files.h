@@ -42,7 +42,7 @@ std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& 
 struct RankFiles {
   TorchArchiveWriter::Written model;
   std::optional<TorchArchiveWriter::Written> optimizer;  // not at stage 0
-  // True if the trained parameters in `model` are the masters, rounded to their types.
+  // True if the trained parameters in `model` can be made of the masters, rounded to their types.
   bool weights_are_masters = false;
 };
 

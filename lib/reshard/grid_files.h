@@ -17,7 +17,7 @@ void lay_out_grid_layers(PlanBuilder& plan, const Regrid& grid, std::optional<DT
                          const std::string& folder);
 
 // The same for FOLDER/layer_L_expert_E_mp_rank_TT_model_states.pt of all experts among `files`, the
-// checkpoint's. Their tensors are rounded from the masters.
+// checkpoint's.
 void lay_out_grid_experts(PlanBuilder& plan, const Regrid& grid, const RankFreeFiles& files,
                           std::optional<DType> param_dtype, const std::string& folder);
 

@@ -41,7 +41,11 @@ Value param_entry(ModelFile& file, const Param& param, const Value& value) {
     return writer.tensor(TensorSource::zeros(dtype, {elements}));
   }
   const auto [found, is_new] = file.storages.try_emplace(owner.name, 0);
-  if (is_new) found->second = writer.storage(owner.weight.to(dtype));
+  // At stage 0 there may be no other copy of the weight.
+  const bool is_copy = owner.in_module && !file.target().param_dtype && file.target().stage != 0;
+  if (is_new) {
+    found->second = writer.storage((is_copy ? *owner.in_module : owner.weight).to(dtype));
+  }
   return writer.tensor(found->second, owner.weight.shape());
 }
 

@@ -11,7 +11,8 @@ All tensors are zeros, and the zeros are holes. Names, shapes, partitions, paddi
 checksums are those that DeepSpeed and torch would have written for tensors of these sizes. So whatever works on
 the metadata of a checkpoint can be tried at full size: conversions with --dry-run, ckpt-inspect.
 
-With --tp or --pp it is a pipeline of BF16_Optimizer (stage 1), else data parallelism alone. Models with
+With --tp or --pp it is a pipeline of BF16_Optimizer (stage 1). With --tp at stage 2 it has tensor-parallel
+ranks and no pipeline, and without both there is data parallelism alone. Models with
 experts are of DeepSpeed's own MoE layers, at stage 3 of AutoEP, and --ep ranks share the experts. Stage 0
 is a run in fp32, all others are in bf16. There are two parameter groups, of which only the one with the
 matrices has weight decay, and those of experts, which DeepSpeed limits in size. With --lora the model is
@@ -32,6 +33,7 @@ from simulate_lora import LoraWriter
 from simulate_models import MODELS
 from simulate_moe import AutoEpWriter, MoeWriter
 from simulate_pipeline import PipelineWriter
+from simulate_tensor import TensorWriter
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -48,9 +50,11 @@ def writer(folder, model, *, stage, dp=1, tp=1, pp=1, ep=1, lora=None):
         if stage == 0 or (tp, pp, ep) != (1, 1, 1):
             raise ValueError("--lora is for data parallelism alone, at stages 1 to 3")
         return LoraWriter(folder, model, dp=dp, stage=stage, rank=lora)
+    if (stage, pp) == (2, 1) and tp > 1 and model.family == "llama":
+        return TensorWriter(folder, model, tp=tp, dp=dp)
     if (tp, pp) != (1, 1):
         if stage != 1 or model.experts:
-            raise ValueError("--tp and --pp are for stage 1 of models without experts")
+            raise ValueError("--tp and --pp are for stage 1 of models without experts, and --tp for llama's stage 2")
         return PipelineWriter(folder, model, pp=pp, tp=tp, dp=dp)
     if model.experts:
         return (AutoEpWriter if stage == 3 else MoeWriter)(folder, model, dp=dp, ep=ep, stage=stage)
@@ -64,7 +68,7 @@ def add_write(commands):
     parser.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--stage", type=int, choices=range(4), required=True)
-    parser.add_argument("--tp", type=positive, default=1, help="tensor-parallel ranks, stage 1 (default 1)")
+    parser.add_argument("--tp", type=positive, default=1, help="tensor-parallel ranks, stages 1 and 2 (default 1)")
     parser.add_argument("--pp", type=positive, default=1, help="pipeline stages, stage 1 (default 1)")
     parser.add_argument("--ep", type=positive, default=1, help="expert-parallel ranks (default 1)")
     parser.add_argument("--dp", type=positive, default=1, help="data-parallel ranks (default 1)")
