@@ -160,6 +160,7 @@ void lay_out_world(const Checkpoint& world, const TargetOptions& options, PlanBu
 // The experts of a tensor-parallel rank are others than those of the next. The files call them
 // replicated, and each describes only its own, so they cannot be cut rank by rank.
 void refuse_folded(const Checkpoint& source) {
+  if (source.files().model.empty()) return;  // weights, and other frameworks' checkpoints
   const CheckpointFile& file = source.files().model.front();
   if (!is_folded(file.archive->root())) return;
   throw UnsupportedError({.file = file.path.string(), .member = std::string(keys::kFolding)},

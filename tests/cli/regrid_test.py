@@ -108,6 +108,15 @@ class RegridTest(unittest.TestCase):
         split = "model_parallel/autotp2_dp1_z1_bf16"
         self.refused(split, ["--tp", 1, "--like", TESTDATA / split / "ckpt"], 2, "the result would be of 1 pipeline")
 
+    def test_weights_have_no_ranks(self):
+        weights = self.out.parent / "weights"
+        subprocess.run([str(TOOL.parent / "zero-to-fp32"), str(TESTDATA / PIPELINE / "ckpt"), str(weights),
+                        "--safe-serialization"], check=True, capture_output=True, timeout=60)
+        done = subprocess.run([str(TOOL), str(weights), str(self.out), "--dp", "1", "--tp", "1"], capture_output=True,
+                              text=True, timeout=60)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("is not in the files of ZeRO's ranks", done.stderr)
+
     def test_experts(self):
         self.refused("model_parallel/moe_ep2_dp2_z1_bf16", ["--tp", 2], 3, "has no rule that says how",
                      "--tp-rule REGEX=cat:0")
