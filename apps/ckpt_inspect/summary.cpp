@@ -34,7 +34,8 @@ constexpr size_t kMostRanksShown = 16;
 
 struct SummaryArguments {
   std::string path;
-  ContentsOptions contents{.tag = {}, .states = true, .damaged = true};
+  ContentsOptions contents{
+      .tag = {}, .states = true, .damaged = true, .folders = std::make_shared<Folders>()};
   uint64_t gpus = 0;  // 0: as many as in the run
   uint64_t gpus_per_node = 0;
   uint64_t gpu_memory = 0;  // bytes; 0: unknown
@@ -421,7 +422,7 @@ int summary(const CLI::App& app, const cli::Common& common, const SummaryArgumen
     write_html({args.path, inputs, contents, facts, summary, hardware, estimates, possible},
                args.html, common);
   }
-  const std::vector<SavedState> states = several_states(args.path);
+  const std::vector<SavedState> states = several_states(*args.contents.folders, args.path);
   if (common.json) {
     nlohmann::json data = summary_json(contents, summary, hardware, estimates, possible);
     if (!states.empty()) data["candidates"] = states_json(args.path, contents, states);

@@ -240,6 +240,7 @@ struct OpenOptions {
   // Continue without the files of ranks that are missing or cannot be read. Parameters with
   // elements there are in incomplete(), not in params().
   bool allow_missing = false;
+  std::shared_ptr<Folders> folders = {};  // FindOptions::folders
 };
 
 // A rank's file that is missing or cannot be read.
@@ -271,6 +272,7 @@ struct WeightNames {
   // Rules for the resulting names. With them, names of the hub do not become the module's by
   // themselves. nullptr: none. Borrowed.
   KeyMap* rules = nullptr;
+  std::shared_ptr<Folders> folders = {};  // FindOptions::folders
 };
 
 // A file of the checkpoint, opened. Borrowed from the Checkpoint.

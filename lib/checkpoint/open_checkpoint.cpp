@@ -226,8 +226,10 @@ std::optional<Checkpoint> without_damaged(InputFiles& inputs, TagFolder folder,
 }  // namespace
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
-  TagFolder folder =
-      find_tag_folder(path, {.tag = options.tag, .roots = options.roots, .model = options.model});
+  TagFolder folder = find_tag_folder(path, {.tag = options.tag,
+                                            .roots = options.roots,
+                                            .model = options.model,
+                                            .folders = options.folders});
   try {
     return open(inputs, folder, options);
   } catch (const Error& error) {
@@ -300,8 +302,11 @@ void refuse_unread(const fs::path& path, const Weights& weights) {
 }
 
 Weights open_weights(InputFiles& inputs, const fs::path& path, const WeightNames& names) {
-  return Weights::open(
-      inputs, path, {.of_model = true, .model = names.model, .allow_missing = names.allow_missing});
+  return Weights::open(inputs, path,
+                       {.of_model = true,
+                        .model = names.model,
+                        .allow_missing = names.allow_missing,
+                        .folders = names.folders});
 }
 
 void refuse_weights_into(const Checkpoint& base) {
@@ -323,6 +328,7 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
                                     const WeightNames& names, const Checkpoint* like) {
   auto impl = std::make_unique<Impl>(inputs);
   impl->draft.folder.path = path;
+  impl->draft.folder.folders = names.folders;
   Weights weights = open_weights(inputs, path, names);
   for (const std::string& file : weights.missing()) {
     impl->draft.lost_files.push_back({{.kind = ShardName::Kind::model_states}, file, "is missing"});

@@ -40,15 +40,11 @@ constexpr std::array kSuffixes = {".safetensors", ".bin"};
 // torch/distributed/checkpoint/_hf_utils.py SHARDED_FILE_NAME
 constexpr std::string_view kShardFront = "shard-";
 
-std::vector<fs::path> ending_with(const fs::path& folder, std::string_view suffix) {
+std::vector<fs::path> ending_with(const ListedFolder& folder, std::string_view suffix) {
   std::vector<fs::path> found;
-  std::error_code failed;
-  fs::directory_iterator it(folder, failed);
-  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
-  for (const fs::directory_iterator end; it != end; it.increment(failed)) {
-    if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
-    const fs::path path = content_path(it->path());
-    if (path.filename().string().ends_with(suffix)) found.push_back(path);
+  for (const auto* paths : {&folder.files, &folder.folders}) {  // a folder is no file, and says so
+    std::copy_if(paths->begin(), paths->end(), std::back_inserter(found),
+                 [&](const fs::path& path) { return path.native().ends_with(suffix); });
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -120,7 +116,7 @@ std::vector<fs::path> missing_siblings(const std::vector<fs::path>& paths) {
   return {missing.begin(), missing.end()};
 }
 
-std::vector<fs::path> find_weights(const fs::path& folder) {
+std::vector<fs::path> find_weights(Folders& folders, const fs::path& folder) {
   for (const char* stem : kStems) {
     for (const char* suffix : kSuffixes) {
       const fs::path file = folder / (std::string(stem) + suffix);
@@ -129,13 +125,14 @@ std::vector<fs::path> find_weights(const fs::path& folder) {
       if (is_stored(index)) return {index};
     }
   }
-  if (std::vector<fs::path> indices = ending_with(folder, kIndexSuffix); indices.size() == 1) {
+  const ListedFolder& listed = folders[folder];
+  if (std::vector<fs::path> indices = ending_with(listed, kIndexSuffix); indices.size() == 1) {
     return indices;
   }
-  std::vector<fs::path> files = ending_with(folder, ".safetensors");
+  std::vector<fs::path> files = ending_with(listed, ".safetensors");
   if (!files.empty()) return files;
   // transformers' files of torch.save, whose index was lost.
-  files = ending_with(folder, ".bin");
+  files = ending_with(listed, ".bin");
   std::erase_if(files, [](const fs::path& path) {
     return !numbered_name(path.filename().string()) || !is_weights_name(path);
   });
@@ -182,11 +179,11 @@ WeightsIndex read_weights_index(const fs::path& path) {
   });
 }
 
-bool Weights::probe(const fs::path& path) {
+bool Weights::probe(Folders& folders, const fs::path& path) {
   std::error_code failed;
   const fs::file_status status = fs::status(stored_path(path).value_or(path), failed);
   if (fs::is_regular_file(status)) return true;
-  return fs::is_directory(status) && !find_weights(path).empty();
+  return fs::is_directory(status) && !find_weights(folders, path).empty();
 }
 
 namespace {
@@ -232,7 +229,8 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
   std::error_code failed;
   if (fs::is_directory(path, failed)) {
     root = path;
-    paths = find_weights(path);
+    const auto folders = options.folders ? options.folders : std::make_shared<Folders>();
+    paths = find_weights(*folders, path);
     if (paths.empty()) throw InconsistentError({.file = path.string()}, "holds no weights");
   }
   const fs::path index_path = paths.front();
@@ -393,8 +391,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
 
 namespace {
 
-bool has_state(const fs::path& folder, Beside beside) {
-  Folders folders;
+bool has_state(Folders& folders, const fs::path& folder, Beside beside) {
   const std::vector<SavedState> states = states_in(folders, folder);
   return std::any_of(states.begin(), states.end(), [&](const SavedState& state) {
     return state.kind != StateKind::training || beside == Beside::optimizer;
@@ -409,14 +406,17 @@ bool is_rank_file(const fs::path& path) {
 
 }  // namespace
 
-bool holds_only_weights(const fs::path& path, const std::string& tag, Beside beside) {
+bool holds_only_weights(Folders& folders, const fs::path& path, const std::string& tag,
+                        Beside beside) {
   return tag.empty() && !is_latest(path) && !is_stored(path / "latest") &&
-         !is_stored(path / "latest_universal") && Weights::probe(path) && !has_state(path, beside);
+         !is_stored(path / "latest_universal") && Weights::probe(folders, path) &&
+         !has_state(folders, path, beside);
 }
 
-bool is_weights_input(const fs::path& path, const std::string& tag, Beside beside) {
+bool is_weights_input(Folders& folders, const fs::path& path, const std::string& tag,
+                      Beside beside) {
   std::error_code failed;
-  if (!fs::is_regular_file(path, failed)) return holds_only_weights(path, tag, beside);
+  if (!fs::is_regular_file(path, failed)) return holds_only_weights(folders, path, tag, beside);
   const std::string name = content_path(path).filename().string();
   constexpr std::array kEndings{".safetensors", ".bin", ".pt", ".pth", ".index.json"};
   return !parse_shard_name(name) &&

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/find/folders.h"
 #include "checkpoint/weights_file.h"
 #include "format/tensors_in.h"
 #include "io/input_file.h"
@@ -26,7 +27,8 @@ struct WeightsIndex {
 
 // The files that a folder's weights are in, in the order of Weights::open: one index, or the files
 // themselves. Empty if there are none.
-std::vector<std::filesystem::path> find_weights(const std::filesystem::path& folder);
+std::vector<std::filesystem::path> find_weights(Folders& folders,
+                                                const std::filesystem::path& folder);
 bool is_weights_index(const std::filesystem::path& path);
 // True if a file has a name that frameworks give to weights, or to their index.
 bool is_weights_name(const std::filesystem::path& path);
@@ -40,10 +42,12 @@ enum class Beside : uint8_t {
 };
 // True if `path` is no checkpoint but weights: a file, or a folder with weights and no other part
 // of a checkpoint. With a tag it is a checkpoint.
-bool holds_only_weights(const std::filesystem::path& path, const std::string& tag, Beside beside);
+bool holds_only_weights(Folders& folders, const std::filesystem::path& path, const std::string& tag,
+                        Beside beside);
 // The same where a checkpoint is expected: a file must have a name that weights have, and shards
 // are no weights.
-bool is_weights_input(const std::filesystem::path& path, const std::string& tag, Beside beside);
+bool is_weights_input(Folders& folders, const std::filesystem::path& path, const std::string& tag,
+                      Beside beside);
 
 // Missing files that names in `paths` imply: for "model-00001-of-00003.x" those of the other
 // numbers, in the same folder. By path.
@@ -65,15 +69,16 @@ struct WeightsTensor {
 class Weights {
  public:
   // True if `path` is a regular file, or a folder with weights as open() looks for them.
-  static bool probe(const std::filesystem::path& path);
+  static bool probe(Folders& folders, const std::filesystem::path& path);
 
   struct Options {
     // If true, a file counts by its content. From a whole training only the model is taken, without
     // the key that its state_dict has there; a shard of DeepSpeed holds no weights. If false, every
     // tensor is taken, for callers that look at files.
     bool of_model = false;
-    std::string model = {};      // of several models in a file the key of one
-    bool allow_missing = false;  // go on without files that are missing: missing()
+    std::string model = {};                 // of several models in a file the key of one
+    bool allow_missing = false;             // go on without files that are missing: missing()
+    std::shared_ptr<Folders> folders = {};  // FindOptions::folders
   };
 
   // Opens a file of torch.save or safetensors with all its tensors, or a folder. In a folder, takes

@@ -29,10 +29,12 @@ UsageError no_roots_of_weights(const fs::path& path) {
 
 Contents Contents::open(InputFiles& inputs, const fs::path& path, const ContentsOptions& options) {
   const Beside beside = options.states ? Beside::optimizer : Beside::shards;
-  if (holds_only_weights(path, options.tag, beside)) {
+  const auto folders = options.folders ? options.folders : std::make_shared<Folders>();
+  if (holds_only_weights(*folders, path, options.tag, beside)) {
     Contents contents;
     if (!options.roots.empty()) throw no_roots_of_weights(path);
-    contents.weights_ = std::make_unique<Weights>(Weights::open(inputs, path, {}));
+    contents.weights_ =
+        std::make_unique<Weights>(Weights::open(inputs, path, {.folders = folders}));
     bool torch = false;
     bool safetensors = false;
     for (const WeightsFile& file : contents.weights_->files()) {
@@ -50,7 +52,8 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
   OpenOptions open{.tag = options.tag,
                    .roots = options.roots,
                    .model = options.model,
-                   .optimizer_states = options.states};
+                   .optimizer_states = options.states,
+                   .folders = folders};
   for (const std::string& rule : options.tp_rules) open.tp_rules.push_back(TpRule::parse(rule));
   const auto opened = [&] {
     return of(std::make_shared<const Checkpoint>(Checkpoint::open(inputs, path, open)));

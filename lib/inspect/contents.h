@@ -43,6 +43,7 @@ struct ContentsOptions {
   // Opens a damaged checkpoint without the files that are missing or cannot be read, and one of
   // torch.distributed.checkpoint without unsupported values.
   bool damaged = false;
+  std::shared_ptr<Folders> folders = {};  // as OpenOptions::folders
 };
 
 // The error for --root with weights.

@@ -14,8 +14,10 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 
 std::vector<ListedShard> listed_shards(const fs::path& path, const ContentsOptions& options) {
-  const TagFolder folder =
-      find_tag_folder(path, {.tag = options.tag, .roots = options.roots, .model = options.model});
+  const TagFolder folder = find_tag_folder(path, {.tag = options.tag,
+                                                  .roots = options.roots,
+                                                  .model = options.model,
+                                                  .folders = options.folders});
   InputFiles inputs;
   std::vector<UnreadableShard> unreadable;
   open_shards(inputs, folder.shards, folder.display_root(), &unreadable);
@@ -29,7 +31,7 @@ std::vector<ListedShard> listed_shards(const fs::path& path, const ContentsOptio
     listed.push_back({shard.path, folder.display(shard.path), failed ? 0 : size,
                       found == why.end() ? "" : found->second});
   }
-  Folders folders;
+  Folders& folders = *folder.folders;
   // The data files of torch.distributed.checkpoint belong to their `.metadata`.
   for (const fs::path& metadata : folder.dcp_metadata) {
     std::vector<fs::path> files = dcp_data_files(folders[metadata.parent_path()]);

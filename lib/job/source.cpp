@@ -71,7 +71,8 @@ OpenOptions open_options(const SourceOptions& options) {
 }
 
 // Checks the weights that are to replace those of the checkpoint at `path`.
-void check_weights_from(const SourceOptions& options, const fs::path& path, bool is_weights) {
+void check_weights_from(Folders& folders, const SourceOptions& options, const fs::path& path,
+                        bool is_weights) {
   if (options.weights_from.empty()) return;
   if (is_weights) {
     throw UsageError("--weights-from gives weights to a checkpoint, and " + path.string() +
@@ -83,7 +84,7 @@ void check_weights_from(const SourceOptions& options, const fs::path& path, bool
   if (!fs::exists(stored_path(options.weights_from).value_or(options.weights_from), failed)) {
     throw UsageError("--weights-from: " + options.weights_from.string() + " is not there");
   }
-  if (is_weights_input(options.weights_from, "", Beside::shards)) return;
+  if (is_weights_input(folders, options.weights_from, "", Beside::shards)) return;
   throw UsageError("--weights-from: " + options.weights_from.string() +
                    " holds no weights, a folder of Hugging Face, a .safetensors or a .bin file")
       .with_hint("zero-to-fp32 makes weights of a checkpoint, with --average the mean of several");
@@ -129,8 +130,10 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
   impl->inputs->watch(options.progress);
   OpenOptions open = open_options(options);
   const Beside beside = options.optimizer_states ? Beside::optimizer : Beside::shards;
-  const bool is_weights = options.weights && is_weights_input(path, options.tag, beside);
-  check_weights_from(options, path, is_weights);
+  open.folders = std::make_shared<Folders>();
+  const bool is_weights =
+      options.weights && is_weights_input(*open.folders, path, options.tag, beside);
+  check_weights_from(*open.folders, options, path, is_weights);
   if (!is_weights && options.weights_from.empty() && options.set_change.add.empty()) {
     refuse_weights_options(options);
   }
@@ -139,7 +142,8 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
                                                                      {.tag = {},
                                                                       .optimizer_states = true,
                                                                       .tp_rules = open.tp_rules,
-                                                                      .cut_anew = open.cut_anew}));
+                                                                      .cut_anew = open.cut_anew,
+                                                                      .folders = open.folders}));
     for (const ParamGroup& group : impl->like->groups()) open.order.groups.push_back(group.params);
   }
   KeyMap rules = options.key_map.empty() ? KeyMap() : read_key_map(options.key_map);
@@ -149,7 +153,8 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
                           .model = is_weights ? options.model : std::string(),
                           .allow_missing = options.allow_missing,
                           .as_module = options.module_names,
-                          .rules = rules.empty() ? nullptr : &rules};
+                          .rules = rules.empty() ? nullptr : &rules,
+                          .folders = open.folders};
   impl->checkpoint = std::make_shared<const Checkpoint>(
       is_weights ? Checkpoint::from_weights(*impl->inputs, path, names, impl->like.get())
                  : Checkpoint::open(*impl->inputs, path, open));
@@ -306,10 +311,13 @@ Source Source::open_average(const std::vector<fs::path>& paths, const SourceOpti
   std::vector<AveragedCheckpoint> parts;
   std::set<fs::path> folders;
   for (size_t i = 0; i < all.size(); ++i) {
+    OpenOptions open = open_options(options);
+    open.folders = std::make_shared<Folders>();
     auto checkpoint = std::make_shared<const Checkpoint>(
-        is_weights_input(all[i], options.tag, Beside::shards)
-            ? Checkpoint::from_weights(*impl->inputs, all[i], {.model = options.model})
-            : Checkpoint::open(*impl->inputs, all[i], open_options(options)));
+        is_weights_input(*open.folders, all[i], options.tag, Beside::shards)
+            ? Checkpoint::from_weights(*impl->inputs, all[i],
+                                       {.model = options.model, .folders = open.folders})
+            : Checkpoint::open(*impl->inputs, all[i], open));
     if (!folders.insert(fs::weakly_canonical(checkpoint->tag_folder())).second) {
       throw UsageError(checkpoint->tag_folder().string() + ": is given twice")
           .with_hint("--weights makes a checkpoint count more");

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "checkpoint/find/folders.h"
 #include "checkpoint/find/tag_folder.h"
 #include "dsckpt/error.h"
 #include "io/content_name.h"
@@ -78,34 +80,30 @@ bool has_file(const std::vector<Neighbour>& files, std::string_view name) {
 }
 
 // Returns companions sorted by name.
-std::vector<Neighbour> companions_in(const fs::path& folder) {
+std::vector<Neighbour> companions_in(Folders& folders, const fs::path& folder) {
   std::vector<Neighbour> files;
-  std::error_code failed;
-  fs::directory_iterator it(folder, failed);
-  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+  for (const fs::path& path : folders[folder].files) {
     std::error_code ignored;
-    const fs::path path = content_path(it->path());
     const std::string name = path.filename().string();
-    if (it->is_regular_file(ignored) && is_model_companion(name)) {
-      refuse_two_forms(path);
-      files.push_back({path, name});
+    if (!is_model_companion(name) ||
+        !fs::is_regular_file(stored_path(path).value_or(path), ignored)) {
+      continue;
     }
+    refuse_two_forms(path);
+    files.push_back({path, name});
   }
-  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
-  std::sort(files.begin(), files.end(),
-            [](const Neighbour& a, const Neighbour& b) { return a.destination < b.destination; });
   return files;
 }
 
 // Returns the companions in the folder that the user gave.
-std::vector<Neighbour> companions_given(const fs::path& folder) {
+std::vector<Neighbour> companions_given(Folders& folders, const fs::path& folder) {
   std::error_code failed;
   const fs::file_status status = fs::status(folder, failed);
   if (status.type() == fs::file_type::not_found) {
     throw no_such_folder(folder);
   }
   if (!failed && !fs::is_directory(status)) throw UsageError(folder.string() + ": is not a folder");
-  std::vector<Neighbour> files = companions_in(folder);
+  std::vector<Neighbour> files = companions_in(folders, folder);
   if (has_file(files, kConfig)) return files;
   const std::string message = folder.string() + ": has no config.json";
   if (!has_file(files, kAdapterConfig)) throw UsageError(message);
@@ -125,27 +123,35 @@ std::vector<fs::path> folders_beside(const Checkpoint& checkpoint) {
   if (!fs::is_directory(folders.front(), failed)) return {};
   if (checkpoint.facts().from_weights()) return folders;
   const fs::path above = fs::weakly_canonical(folders.front(), failed).parent_path();
+  const fs::path& named = checkpoint.folder().named;
   // A tag may be two folders deep. Then this is the folder above both.
-  folders.push_back(failed ? checkpoint.folder().named : above);
-  if (checkpoint.folder().named != folders.front()) folders.push_back(checkpoint.folder().named);
+  if (!failed && !fs::equivalent(above, named, failed)) folders.push_back(above);
+  if (named != folders.front()) folders.push_back(named);
   for (size_t i = 0, count = folders.size(); i < count; ++i) {
     folders.push_back(folders[i] / kHuggingFace);
   }
   return folders;
 }
 
-std::vector<Neighbour> companions_beside(const Checkpoint& checkpoint) {
+std::vector<Neighbour> companions_beside(Folders& listed, const Checkpoint& checkpoint) {
   const std::vector<fs::path> folders = folders_beside(checkpoint);
   std::vector<Neighbour> best;
   for (const fs::path& folder : folders) {
     std::error_code failed;
     if (!fs::is_directory(folder, failed)) continue;
-    std::vector<Neighbour> files = companions_in(folder);
+    std::vector<Neighbour> files = companions_in(listed, folder);
     const bool is_model = has_file(files, kConfig);
     if (best.empty() || is_model) best = std::move(files);
     if (is_model) break;
   }
   return best;
+}
+
+std::vector<Neighbour> companions_of(const Checkpoint& checkpoint, const WeightsOptions& options) {
+  const std::shared_ptr<Folders>& known = checkpoint.folder().folders;
+  const auto folders = known ? known : std::make_shared<Folders>();
+  return options.hf_config.empty() ? companions_beside(*folders, checkpoint)
+                                   : companions_given(*folders, options.hf_config);
 }
 
 std::string text_of_file(const InputFile& file) {
@@ -250,8 +256,7 @@ std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint
     note_changes(changes, notes);
     return {};
   }
-  std::vector<Neighbour> files =
-      given ? companions_given(options.hf_config) : companions_beside(checkpoint);
+  std::vector<Neighbour> files = companions_of(checkpoint, options);
   if (!has_file(files, kConfig)) note_changes(changes, notes);
   std::vector<std::string> missing;
   if (!given) missing = missing_of(files, *options.format);
@@ -296,10 +301,7 @@ std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint
 
 std::optional<std::string> config_text(const Checkpoint& checkpoint,
                                        const WeightsOptions& options) {
-  const std::vector<Neighbour> files = options.hf_config.empty()
-                                           ? companions_beside(checkpoint)
-                                           : companions_given(options.hf_config);
-  for (const Neighbour& file : files) {
+  for (const Neighbour& file : companions_of(checkpoint, options)) {
     if (file.destination != kConfig) continue;
     const InputFile config(file.source);
     if (config.size() > kMostCompared) return std::nullopt;

@@ -90,9 +90,10 @@ BaseTensors base_of_checkpoint(const Checkpoint& checkpoint,
 
 BaseTensors base_of_weights(InputFiles& inputs, const fs::path& path,
                             std::vector<std::string>& notes) {
-  const Checkpoint weights = is_weights_input(path, "", Beside::shards)
-                                 ? Checkpoint::from_weights(inputs, path)
-                                 : Checkpoint::open(inputs, path);
+  const auto folders = std::make_shared<Folders>();
+  const Checkpoint weights = is_weights_input(*folders, path, "", Beside::shards)
+                                 ? Checkpoint::from_weights(inputs, path, {.folders = folders})
+                                 : Checkpoint::open(inputs, path, {.folders = folders});
   BaseTensors base{.display = path.string(), .valueless = weights.valueless()};
   for (const std::string& note : weights.notes()) notes.push_back(path.string() + ": " + note);
   for (const Param& param : weights.params()) {

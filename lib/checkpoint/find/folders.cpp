@@ -17,7 +17,9 @@ bool ListedFolder::has_file(std::string_view name) const {
   return std::binary_search(files.begin(), files.end(), path / name);
 }
 
-const ListedFolder& Folders::operator[](const fs::path& folder) {
+const ListedFolder& Folders::operator[](const fs::path& path) {
+  const fs::path folder =
+      path.has_filename() || path == path.root_path() ? path : path.parent_path();
   const auto known = folders_.find(folder);
   if (known != folders_.end()) return known->second;
   ListedFolder listed{.path = folder};

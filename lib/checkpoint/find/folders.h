@@ -27,8 +27,9 @@ struct ListedFolder {
 // One thread at a time.
 class Folders {
  public:
-  // The folder, listed now or before. A path that is missing, or no folder, has no entries. Throws
-  // cannot_list(). The reference stays valid as long as this object.
+  // The folder, listed now or before, with a slash at its end or without. A path that is missing,
+  // or no folder, has no entries. Throws cannot_list(). The reference stays valid as long as this
+  // object.
   const ListedFolder& operator[](const std::filesystem::path& folder);
 
  private:

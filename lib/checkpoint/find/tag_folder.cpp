@@ -307,7 +307,10 @@ std::string tags_there(const fs::path& path) {
 
 class Finder {
  public:
-  Finder(const FindOptions& options) : options_(options), tag_(options.tag) {}
+  Finder(const FindOptions& options)
+      : options_(options),
+        listed_(options.folders ? options.folders : std::make_shared<Folders>()),
+        tag_(options.tag) {}
 
   TagFolder find(const fs::path& given) {
     if (is_training_file(given) && !is_beside_weights(given)) return of_training(given);
@@ -342,6 +345,7 @@ class Finder {
     folder.tag = content_path(file).stem().string();
     folder.training = {file, file};
     folder.named = file;
+    folder.folders = listed_;
     return folder;
   }
 
@@ -533,7 +537,7 @@ class Finder {
   }
 
   const FindOptions& options_;
-  std::shared_ptr<Folders> listed_ = std::make_shared<Folders>();
+  std::shared_ptr<Folders> listed_;
   Folders& folders_ = *listed_;
   std::string tag_;
   fs::path path_;  // that a user means
@@ -550,9 +554,8 @@ TagFolder find_tag_folder(const fs::path& path, const FindOptions& options) {
   return Finder(options).find(path);
 }
 
-std::vector<SavedState> several_states(const fs::path& path) {
+std::vector<SavedState> several_states(Folders& folders, const fs::path& path) {
   if (!is_folder(path)) return {};
-  Folders folders;
   std::vector<SavedState> states = find_states(folders, with_name(path));
   if (states.size() < 2) return {};
   for (SavedState& state : states) look_into(folders, state);

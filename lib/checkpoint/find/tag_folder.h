@@ -76,6 +76,8 @@ struct FindOptions {
   // The name of the model that is meant, if there are several (of_model(); within files of DCP, the
   // reader's).
   std::string model = {};
+  // The folders that were listed before, and those that are listed now; nullptr: none before.
+  std::shared_ptr<Folders> folders = {};
 };
 
 // Lists the checkpoint that `path` means: a folder with `tag` in it; else the choice of choose()
@@ -89,7 +91,7 @@ TagFolder find_tag_folder(const std::filesystem::path& path, const FindOptions& 
 
 // All states that `path`, a folder, may mean, with the facts in their files. Empty if there are
 // fewer than two. Throws IoError.
-std::vector<SavedState> several_states(const std::filesystem::path& path);
+std::vector<SavedState> several_states(Folders& folders, const std::filesystem::path& path);
 
 // One of several checkpoints, as OpenOptions take it.
 struct NamedCheckpoint {

@@ -67,6 +67,7 @@ class Verification {
 
   InputFiles& inputs;
   const VerifyOptions& options;
+  std::shared_ptr<Folders> folders = std::make_shared<Folders>();  // that are listed
   Progress& progress;
   VerifyReport report;
   // For checkpoints: the folder, without the files that check_ranks leaves out.

@@ -91,7 +91,10 @@ std::optional<std::string> only_tag(const fs::path& path) {
 }
 
 FindOptions find_options(const Verification& v, std::string tag) {
-  return {.tag = std::move(tag), .roots = v.options.roots, .model = v.options.model};
+  return {.tag = std::move(tag),
+          .roots = v.options.roots,
+          .model = v.options.model,
+          .folders = v.folders};
 }
 
 // Returns false if the path has only a wrong `latest`.
@@ -145,7 +148,7 @@ void add_universal_files(Verification& v) {
 // Adds the files that the index names, or all files if it is unreadable. The optimizer's files
 // beside them are added too.
 void add_weights_files(Verification& v, const fs::path& folder) {
-  std::vector<fs::path> paths = find_weights(folder);
+  std::vector<fs::path> paths = find_weights(*v.folders, folder);
   if (paths.size() == 1 && is_weights_index(paths.front())) {
     const fs::path index = paths.front();
     paths.clear();
@@ -163,8 +166,7 @@ void add_weights_files(Verification& v, const fs::path& folder) {
       if (is_stored(folder / name)) paths.push_back(folder / name);
     }
   }
-  Folders folders;
-  for (const SavedState& state : states_in(folders, folder)) {
+  for (const SavedState& state : states_in(*v.folders, folder)) {
     if (state.kind == StateKind::training) paths.push_back(state.training.optimizer);
   }
   for (fs::path& path : paths) {
@@ -177,9 +179,8 @@ void add_weights_files(Verification& v, const fs::path& folder) {
 void add_rank_files(Verification& v) {
   std::vector<fs::path> folders = v.folder.other_roots;
   folders.insert(folders.begin(), v.folder.path);
-  Folders listed;
   for (const fs::path& folder : folders) {
-    for (const fs::path& file : listed[folder].files) {
+    for (const fs::path& file : (*v.folders)[folder].files) {
       if (parse_rank_name(file.filename().string())) add_file(v, file, std::nullopt);
     }
   }
@@ -203,7 +204,7 @@ unsigned find_files(Verification& v, const fs::path& path) {
     add_file(v, path, std::nullopt);
     return kWeights;
   }
-  if (holds_only_weights(path, v.options.tag, Beside::shards)) {
+  if (holds_only_weights(*v.folders, path, v.options.tag, Beside::shards)) {
     if (!v.options.roots.empty()) throw no_roots_of_weights(path);
     v.report.form = "weights";
     add_weights_files(v, path);
