@@ -26,12 +26,7 @@ std::string_view front_of(std::string_view name) {
     const size_t dot = name.find('.', keys::kTiedModules.size());
     return dot == name.npos ? std::string_view() : name.substr(0, dot + 1);
   }
-  uint32_t number = 0;
-  const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), number);
-  const auto length = static_cast<size_t>(end - name.data());
-  return failed == std::errc() && length < name.size() && name[length] == '.'
-             ? name.substr(0, length + 1)
-             : std::string_view();
+  return layer_number(name) ? name.substr(0, name.find('.') + 1) : std::string_view();
 }
 
 // A layer's files by tensor-parallel rank.
@@ -190,6 +185,13 @@ std::optional<size_t> LayerFronts::tied_for(const std::vector<std::string>& keys
   return first(*std::min_element(having.begin(), having.end(), [&](const auto* a, const auto* b) {
     return first(a) < first(b);
   }));
+}
+
+std::optional<uint32_t> layer_number(std::string_view name) {
+  uint32_t layer = 0;
+  const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  const bool is_number = failed == std::errc() && end != name.data() + name.size() && *end == '.';
+  return is_number ? std::optional(layer) : std::nullopt;
 }
 
 std::vector<std::string> names_in_layer(const Shard& shard) {

@@ -33,6 +33,9 @@ struct PipelineLayer {
   std::vector<PipelineTensor> tensors;  // in the file's order
 };
 
+// The number of a layer in the name of a parameter or buffer: 4 in "4.fc1.weight".
+std::optional<uint32_t> layer_number(std::string_view name);
+
 // The prefixes of names in layers' files: "4.", "tied_modules.embed.".
 class LayerFronts {
  public:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -19,14 +18,6 @@ namespace dsckpt {
 using pickle::Kind;
 using pickle::Value;
 namespace {
-
-// The number of a pipeline's layer in "4.fc1.weight".
-std::optional<uint32_t> layer_number(std::string_view name) {
-  uint32_t layer = 0;
-  const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), layer);
-  const bool is_number = failed == std::errc() && end != name.data() + name.size() && *end == '.';
-  return is_number ? std::optional(layer) : std::nullopt;
-}
 
 // "tied_modules.embed." of "tied_modules.embed.weight"; "" of another name.
 std::string tied_front(const std::string& name) {

@@ -1,7 +1,6 @@
 #include "reshard/copies.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 #include <set>
@@ -10,6 +9,7 @@
 
 #include "base/text.h"
 #include "checkpoint/given_values.h"
+#include "checkpoint/pipeline_layers.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
@@ -23,14 +23,6 @@ using pickle::Value;
 namespace {
 
 using Kinds = ShardName::Kind;
-
-// `NUMBER.REST`: a parameter or buffer of a pipeline's layer.
-std::optional<uint32_t> layer_of(std::string_view name) {
-  uint32_t layer = 0;
-  const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), layer);
-  const bool number = failed == std::errc() && end != name.data() + name.size() && *end == '.';
-  return number ? std::optional(layer) : std::nullopt;
-}
 
 // `tied_modules.KEY.REST`.
 std::optional<std::pair<std::string, std::string>> tied_part(const std::string& name) {
@@ -111,7 +103,7 @@ void RankFreeFiles::find_missing_layers(const Checkpoint& world, uint32_t tp_ran
   std::set<uint32_t> layers;
   std::map<std::string, std::set<std::string>> tied;
   for (const std::string& name : names_of(world)) {
-    if (const auto layer = layer_of(name)) layers.insert(*layer);
+    if (const auto layer = layer_number(name)) layers.insert(*layer);
     if (auto part = tied_part(name)) tied[part->first].insert(std::move(part->second));
   }
   const std::string slice = mesh_.tp > 1 ? "-model_" + two_digits(tp_rank) : "";

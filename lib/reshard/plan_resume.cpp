@@ -2,6 +2,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "base/text.h"
 #include "base/varint.h"
 #include "checkpoint/experts.h"
+#include "checkpoint/pipeline_layers.h"
 #include "checkpoint/regrid.h"
 #include "dsckpt/error.h"
 #include "dsckpt/reshard.h"
@@ -102,6 +104,30 @@ std::string starts_of(const EngineFacts& engine) {
   return text;
 }
 
+// True if the engine's rank has other layers of `whole` than `world`, the same rank of the
+// checkpoint.
+bool is_cut_elsewhere(const Checkpoint& whole, const Checkpoint& world, const EngineFacts& engine) {
+  if (engine.stages.empty()) return false;
+  const auto is_elsewhere = [&](const Param& param) {
+    const auto layer = layer_number(param.name);
+    if (!layer) return false;
+    const auto next = std::upper_bound(engine.stages.begin(), engine.stages.end(), *layer);
+    return static_cast<uint32_t>(next - engine.stages.begin()) != engine.mp_rank / engine.tp + 1;
+  };
+  const auto is_missing = [&](const EngineTensor& tensor) {
+    const Param* param = whole.find(tensor.name);
+    return param != nullptr && is_trained(*param) && world.find(tensor.name) == nullptr;
+  };
+  return std::any_of(world.params().begin(), world.params().end(), is_elsewhere) ||
+         std::any_of(engine.tensors.begin(), engine.tensors.end(), is_missing);
+}
+
+std::string layers_text(const std::set<uint32_t>& layers) {
+  std::string text;
+  for (const uint32_t layer : layers) text += (text.empty() ? "" : ", ") + std::to_string(layer);
+  return (layers.size() == 1 ? "layer " : "layers ") + text;
+}
+
 // An mp rank's part of a checkpoint.
 struct PartOfRank {
   std::shared_ptr<const Checkpoint> whole;
@@ -118,8 +144,10 @@ struct PartOfRank {
           "split over ranks or files, nor is a split model of it");
     }
     if (facts.mesh.tp == engine.tp && facts.mesh.pp == stages_of(engine)) {
-      if (facts.model_parallel) world.emplace(whole->world(engine.mp_rank));
-      return;
+      if (!facts.model_parallel) return;
+      world.emplace(whole->world(engine.mp_rank));
+      if (!is_cut_elsewhere(*whole, *world, engine)) return;
+      if (facts.zero_stage == 0) refuse_other_layers(engine);
     }
     const bool is_pipeline = !engine.stages.empty();
     if (facts.zero_stage == 0 || is_pipeline != has_layers(*whole) ||
@@ -134,6 +162,18 @@ struct PartOfRank {
     world.emplace(grid->world(engine.mp_rank));
   }
 
+  [[noreturn]] void refuse_other_layers(const EngineFacts& engine) const {
+    std::set<uint32_t> here;
+    std::set<uint32_t> there;
+    const auto add = [](std::set<uint32_t>& layers, const std::string& name) {
+      if (const auto layer = layer_number(name)) layers.insert(*layer);
+    };
+    for (const EngineTensor& tensor : engine.tensors) add(here, tensor.name);
+    for (const Param& param : world->params()) add(there, param.name);
+    refuse("is of stage 0 and has " + layers_text(there) + " in pipeline stage " +
+           std::to_string(engine.mp_rank / engine.tp) + ", where the engine has " +
+           layers_text(here) + ": it is not cut anew while loading");
+  }
   [[noreturn]] void refuse(const std::string& why) const {
     throw UnsupportedError({.file = whole->tag_folder().string()}, why).with_hint(kHint);
   }

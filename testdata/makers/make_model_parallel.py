@@ -66,6 +66,7 @@ class Case:
     ep: int = 1  # expert-parallel ranks; they are some of the data-parallel ones
     model: str = ""  # the variant of the model
     info: str = ""  # the client's description of its tensors for DeepSpeed: "" for none
+    partition: str = "uniform"  # how DeepSpeed cuts the simple pipeline into stages
     vocabulary_multiple: int = 8  # Megatron pads the vocabulary to a multiple of this and of tp
     kv_heads: int = 2  # of the Megatron model
     config: dict = dataclasses.field(default_factory=dict)  # more top-level config keys
@@ -255,7 +256,7 @@ def build_pipeline(case: Case, seed: int, weights: int, rank: int) -> Run:
         layers = [first, norm, scale, scale, LayerSpec(Block, 0), LayerSpec(Block, 1), norm, last]
     else:
         layers = [first, LayerSpec(Block, 0), LayerSpec(Block, 1), scale, LayerSpec(Block, 2), norm, last]
-    module = PipelineModule(layers, loss_fn=language_model_loss, partition_method="uniform",
+    module = PipelineModule(layers, loss_fn=language_model_loss, partition_method=case.partition,
                             topology=PipeDataParallelTopology(num_pp=case.pp, num_dp=case.dp))
     fill(module, weights)
     engine = deepspeed.initialize(model=module, config=ds_config(case))[0]

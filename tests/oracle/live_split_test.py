@@ -46,6 +46,7 @@ LOADS = [
     ("pp2_dp2_z1_bf16", {"dp": 1}, "packed"),
     ("pp2_dp2_z1_fp32", {"dtype": "bf16"}),
     ("pp2_dp2_z1_bf16", {"pp": 3, "dp": 1}),
+    ("pp2_dp2_z1_bf16", {"partition": "type:layernorm"}),
     ("pp2_dp1_z0_fp32", {"dp": 2}),
     ("pp2_tp2_dp2_z1_fp32", {"dp": 1}),
 ]
@@ -103,6 +104,7 @@ def compared(saved, size, source, options, scratch):
     grid = words(saved, new["tp"], 1, new["dp"], []) if new["tp"] != old["tp"] else ["--dp", new["dp"]]
     grid += ["--pp", new["pp"]] if new["pp"] != old["pp"] else []
     grid += ["--stages", "uniform"] if old["pp"] != new["pp"] > 1 else []
+    grid += ["--stages", "0,6"] if "partition" in size else []
     grid += ["--ep", new["ep"]] if new["ep"] != old["ep"] else []
     grid += ["--stage", size["stage"]] if "stage" in size else []
     if "dtype" in size:
@@ -157,6 +159,8 @@ REFUSED = [
     ("moe_ep2_dp2_z1_bf16", {}, 4, WEIGHTS, "UnsupportedError", "weights alone are not loaded into"),
     ("autoep2_dp4_z3_fp32", {"dp": 2}, 4, "autoep2_dp4_z2_fp32", "UnsupportedError", "below stage 3"),
     ("pp2_dp1_z1_bf16", {}, 0, "pp2_tp2_dp1_z1_bf16", "UnsupportedError", "with 2 pipeline stages and 2 tensor-"),
+    ("pp2_dp1_z1_bf16", {"partition": "type:layernorm"}, 0, "pp2_dp1_z0_fp32", "UnsupportedError",
+     "has layers 1, 2 in pipeline stage 0, where the engine has layers 1, 2, 4, 5"),
     ("pp2_dp1_z1_bf16", {}, 0, OTHER_LAYER, "InconsistentError", "1.more: is not in the engine"),
     ("autotp2_dp1_z1_bf16", {"tp": 1}, 0, "autotp2_dp1_z0_fp32", "UnsupportedError", "stage 0 with 1 pipeline"),
     ("autotp2_dp1_z1_bf16", {}, 0, FOREIGN, "UnsupportedError", "of another framework"),
