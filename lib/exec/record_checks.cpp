@@ -200,21 +200,13 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
   for (uint32_t r = 0; r < records_.size(); ++r) {
     if (!to_check_[r]) continue;
     ++checked_;
-    const Extent& extent = records_[r].extent;
-    bool linear = true;
-    Gaps unreported(extent);
+    // Rows that lie apart, and bytes that an earlier read has, are read extra where nothing else
+    // checksums them.
+    Gaps unreported(records_[r].extent);
     for (auto read = uses[r].first; read != uses[r].last; ++read) {
-      if (read->reader == kNone) continue;
-      linear = linear && !read->strided && read->begin >= unreported.reached();
-      unreported.add(read->begin, read->end);
-    }
-    if (!linear) {
-      use_.extra_reads.push_back({r, extent});
-      continue;
-    }
-    for (auto read = uses[r].first; read != uses[r].last; ++read) {
-      if (read->reader == kNone) continue;
+      if (read->reader == kNone || read->strided || read->begin < unreported.reached()) continue;
       (read->is_operand ? use_.of_operand : use_.of_item)[read->reader] = r;
+      unreported.add(read->begin, read->end);
     }
     for (const Extent& gap : unreported.finish()) use_.extra_reads.push_back({r, gap});
   }

@@ -3,8 +3,8 @@
 // Each reader checksums its piece of a record; the pieces are combined at the end. Bytes of a used
 // record that the plan leaves out (mostly padding) are read extra, so no second pass is needed.
 // Some bytes are not checksummed where they are used, and are read extra as well. These are
-// operands of means, and all but the first operand of a same. They are also columns of an
-// interleave whose rows lie apart, and pieces that span two records.
+// operands of means, and all but the first operand of a same. They are also rows that lie apart,
+// pieces that span two records, and reads that begin where an earlier one has not ended.
 //
 // If a plan reads a little of many records, reading the rest would be most of the work. Then the
 // records with the smallest rest are checked, and unchecked() has the number of the others.

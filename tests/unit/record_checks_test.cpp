@@ -184,12 +184,14 @@ TEST_F(RecordChecksTest, ChecksEverythingWhenAsked) {
   EXPECT_ERROR(again.verify(inputs_), CorruptError, "data/8");
 }
 
-TEST_F(RecordChecksTest, ReadsARecordOnceMoreWhenItsBytesAreReadTwice) {
-  const CopyPlan plan = reading({{1000, 901'000}, {2000, 3000}});
+TEST_F(RecordChecksTest, ChecksBytesThatAreReadTwiceWithTheFirstRead) {
+  const CopyPlan plan = reading({{1000, 500'000}, {2000, 3000}, {400'000, 901'000}});
   RecordChecks checks(plan, {record_}, false);
-  EXPECT_EQ(checks.record_of_item(0), RecordChecks::kNone);
+  EXPECT_EQ(checks.record_of_item(0), 0u);
+  EXPECT_EQ(checks.record_of_item(1), RecordChecks::kNone);
+  EXPECT_EQ(checks.record_of_item(2), RecordChecks::kNone);
   ASSERT_EQ(checks.extra_reads().size(), 1u);
-  EXPECT_EQ(checks.extra_reads()[0].extent, record_.extent);
+  EXPECT_EQ(checks.extra_reads()[0].extent, (Extent{file_, 500'000, 401'000}));
   run(plan, checks);
   EXPECT_NO_THROW(checks.verify(inputs_));
 }
