@@ -157,14 +157,10 @@ FarPaths::~FarPaths() {
 }
 
 void open_stores_of(const StepPlan& plan, const Common& common) {
-  std::set<std::string> sites;  // a store's bucket, or a web server
-  const auto add = [&](const std::string& url) {
-    sites.insert(url.substr(0, url.find('/', url.find("://") + 3)));
-  };
-  if (plan.job.place.far.part_bytes != 0) add(plan.job.place.target.string());
-  for (const RankJob::Input& input : plan.job.inputs) {
-    if (input.version) add(input.path_there);
-  }
+  std::set<std::string> sites;
+  if (plan.job.place.far.part_bytes != 0) sites.insert(plan.job.place.target.string());
+  for (const RankJob::Input& input : plan.job.inputs) sites.insert(input.site());
+  sites.erase("");
   if (sites.empty()) return;
   for (const std::string& site : sites) static_cast<void>(buckets()->place_of(site));
   BucketOptions options = options_in(plan.by.words);

@@ -14,7 +14,7 @@ JobInputs::JobInputs(RankJob job) : job_(std::move(job)), planned_(job_.inputs.s
 
 FileId JobInputs::number_of(const InputFile& file) {
   const auto next = static_cast<FileId>(job_.inputs.size());
-  job_.add_input(file);
+  job_.inputs.push_back(RankJob::Input::of(file));
   const RankJob::Input& added = job_.inputs.back();
   const auto [known, is_new] = known_.emplace(std::pair(added.path, added.display), next);
   if (is_new) return next;

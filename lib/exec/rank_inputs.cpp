@@ -22,12 +22,7 @@ void RankInputs::check_unchanged() const {
 
 // Adds a file, which perhaps only another rank has.
 FileId RankInputs::add(const RankJob::Input& input) {
-  if (input.version) {
-    return files_.add_far(
-        input.path, input.display,
-        far_file_called(input.path_there, input.stored_size, input.modified, *input.version));
-  }
-  if (input.owner < 0 || rank_ == nullptr) return files_.add_again(input.path, input.display);
+  if (input.owner < 0 || rank_ == nullptr) return input.open(files_);
   const fs::path there = input.path_there;
   const FileLook here = look_at(there);
   const bool is_here =

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/text.h"
-#include "base/varint.h"
 #include "io/far_files.h"
 
 namespace dsckpt {
@@ -66,39 +65,63 @@ FarStaging read_far(VarintReader& reader) {
 
 }  // namespace
 
-void RankJob::add_input(const InputFile& file) {
-  Input& input = inputs.emplace_back(Input{std::filesystem::absolute(file.path()).string(),
-                                           file.display(), file.stored_size(), file.modified()});
+RankJob::Input RankJob::Input::of(const InputFile& file) {
+  Input input{std::filesystem::absolute(file.path()).string(), file.display(), file.stored_size(),
+              file.modified()};
   const FarFile* const far = file.far();
   if (far != nullptr && far->machine == kNoMachine) {
     input.path = shown_path(file.path());
     input.path_there = shown_path(file.stored_path());
     input.version = far->version;
-    return;
+  } else if (has_far_files()) {
+    input.owner = far != nullptr ? far->machine : 0;
+    input.path_there =
+        (far != nullptr ? far->path : std::filesystem::absolute(file.stored_path())).string();
   }
-  if (!has_far_files()) return;
-  input.owner = far != nullptr ? far->machine : 0;
-  input.path_there =
-      (far != nullptr ? far->path : std::filesystem::absolute(file.stored_path())).string();
+  return input;
+}
+
+void RankJob::Input::write(VarintWriter& writer) const {
+  writer.text(path);
+  writer.text(display);
+  writer.number(stored_size);
+  writer.number(static_cast<uint64_t>(modified));
+  writer.number(static_cast<uint64_t>(owner + 1));
+  writer.text(path_there);
+  writer.number(version ? 1 : 0);
+  if (version) writer.text(*version);
+}
+
+RankJob::Input RankJob::Input::read(VarintReader& reader) {
+  Input input;
+  input.path = reader.text();
+  input.display = reader.text();
+  input.stored_size = reader.number();
+  input.modified = static_cast<int64_t>(reader.number());
+  input.owner = static_cast<int>(reader.number()) - 1;
+  input.path_there = reader.text();
+  if (reader.number() != 0) input.version = reader.text();
+  return input;
+}
+
+FileId RankJob::Input::open(InputFiles& files) const {
+  if (!version) return files.add_again(path, display);
+  return files.add_far(path, display, far_file_called(path_there, stored_size, modified, *version));
+}
+
+std::string RankJob::Input::site() const {
+  if (!version) return "";
+  return path_there.substr(0, path_there.find('/', path_there.find("://") + 3));
 }
 
 void RankJob::add_inputs(const InputFiles& files) {
-  for (FileId file = 0; file < files.size(); ++file) add_input(files[file]);
+  for (FileId file = 0; file < files.size(); ++file) inputs.push_back(Input::of(files[file]));
 }
 
 std::string RankJob::encode() const {
   VarintWriter writer;
   writer.number(inputs.size());
-  for (const Input& input : inputs) {
-    writer.text(input.path);
-    writer.text(input.display);
-    writer.number(input.stored_size);
-    writer.number(static_cast<uint64_t>(input.modified));
-    writer.number(static_cast<uint64_t>(input.owner + 1));
-    writer.text(input.path_there);
-    writer.number(input.version ? 1 : 0);
-    if (input.version) writer.text(*input.version);
-  }
+  for (const Input& input : inputs) input.write(writer);
   writer.number(static_cast<uint64_t>(tasks));
   writer.text(place.path.native());
   writer.text(place.files_in.native());
@@ -121,15 +144,7 @@ RankJob RankJob::decode(std::string_view bytes) {
   VarintReader reader(bytes);
   RankJob job;
   job.inputs.resize(reader.count());
-  for (Input& input : job.inputs) {
-    input.path = reader.text();
-    input.display = reader.text();
-    input.stored_size = reader.number();
-    input.modified = static_cast<int64_t>(reader.number());
-    input.owner = static_cast<int>(reader.number()) - 1;
-    input.path_there = reader.text();
-    if (reader.number() != 0) input.version = reader.text();
-  }
+  for (Input& input : job.inputs) input = Input::read(reader);
   job.tasks = static_cast<Tasks>(reader.number());
   job.place.path = reader.text();
   job.place.files_in = reader.text();

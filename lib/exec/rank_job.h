@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/varint.h"
 #include "dsckpt/error.h"
 #include "exec/portion.h"
 #include "exec/staged_files.h"
@@ -35,6 +36,14 @@ struct RankJob {
     // In an object store, or on a web server: FarFile::version, and its stored URL is `path_there`.
     std::optional<std::string> version = {};
 
+    static Input of(const InputFile& file);
+    void write(VarintWriter& writer) const;
+    static Input read(VarintReader& reader);
+    // Opens it as it was, in a store, or the file that has its path now. Throws as InputFile and
+    // far_file_called().
+    FileId open(InputFiles& files) const;
+    // The bucket or server of its URL, "s3://bucket"; "" of a file in a folder.
+    std::string site() const;
     bool is_same(const InputFile& file) const {
       return file.stored_size() == stored_size && file.modified() == modified;
     }
@@ -49,7 +58,6 @@ struct RankJob {
   // The argument of FileClient::of(), if nodes have files of their own.
   std::string servers = {};
 
-  void add_input(const InputFile& file);
   // Appends all files, in their order.
   void add_inputs(const InputFiles& files);
 

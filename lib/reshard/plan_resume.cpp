@@ -19,6 +19,7 @@
 #include "dsckpt/reshard.h"
 #include "dsckpt/resume.h"
 #include "format/torch_archive.h"
+#include "io/far_files.h"
 #include "job/gather.h"
 #include "job/source.h"
 #include "reshard/choose_target.h"
@@ -265,15 +266,19 @@ const std::string& ResumePlan::folder() const {
   return impl_->folder;
 }
 
+std::set<std::string> ResumePlan::sites() const {
+  return impl_->storages.sites();
+}
+
 std::string ResumePlan::encode() const {
   const std::lock_guard lock(impl_->mutex);
   VarintWriter writer;
   impl_->storages.write(writer);
   writer.number(impl_->of_weights ? 1 : 0);
   writer.number(impl_->weights_are_masters ? 1 : 0);
-  writer.text(impl_->folder);
+  writer.text(shown_text(impl_->folder));  // stand-ins are this process's own
   writer.number(impl_->notes.size());
-  for (const std::string& note : impl_->notes) writer.text(note);
+  for (const std::string& note : impl_->notes) writer.text(shown_text(note));
   writer.number(impl_->files.size());
   for (const ResumeFile& file : impl_->files) {
     writer.text(file.pickle);

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 
 #include "base/dtype_names.h"
-#include "base/text.h"
 #include "dsckpt/error.h"
 #include "dsckpt/run.h"
 #include "job/gather.h"
@@ -32,24 +30,17 @@ ResumeStorages::ResumeStorages(std::shared_ptr<InputFiles> inputs,
     }
   }
   for (const FileId file : used) {
-    const InputFile& input = (*files_)[file];
     const std::vector<FilePart>* parts = files_->parts(file);
     opened_.emplace(static_cast<FileId>(inputs_.size()), file);
-    inputs_.push_back({.path = std::filesystem::absolute(input.path()).string(),
-                       .display = input.display(),
-                       .stored_size = input.stored_size(),
-                       .modified = input.modified(),
-                       .parts = parts != nullptr ? *parts : std::vector<FilePart>()});
+    inputs_.push_back({RankJob::Input::of((*files_)[file]),
+                       parts != nullptr ? *parts : std::vector<FilePart>()});
   }
 }
 
 ResumeStorages::ResumeStorages(VarintReader& bytes) : files_(std::make_shared<InputFiles>()) {
   inputs_.resize(bytes.count());
   for (Input& input : inputs_) {
-    input.path = bytes.text();
-    input.display = bytes.text();
-    input.stored_size = bytes.number();
-    input.modified = static_cast<int64_t>(bytes.number());
+    input.file = RankJob::Input::read(bytes);
     input.parts.resize(bytes.count());
     for (FilePart& part : input.parts) {
       part.extent.offset = bytes.number();
@@ -94,10 +85,7 @@ void ResumeStorages::write(VarintWriter& writer) {
   read_numbers();
   writer.number(inputs_.size());
   for (const Input& input : inputs_) {
-    writer.text(input.path);
-    writer.text(input.display);
-    writer.number(input.stored_size);
-    writer.number(static_cast<uint64_t>(input.modified));
+    input.file.write(writer);
     writer.number(input.parts.size());
     for (const FilePart& part : input.parts) {
       writer.number(part.extent.offset);
@@ -116,20 +104,20 @@ void ResumeStorages::write(VarintWriter& writer) {
   }
 }
 
+std::set<std::string> ResumeStorages::sites() const {
+  std::set<std::string> sites;
+  for (const Input& input : inputs_) sites.insert(input.file.site());
+  sites.erase("");
+  return sites;
+}
+
 FileId ResumeStorages::open(FileId input) {
   if (const auto known = opened_.find(input); known != opened_.end()) return known->second;
   if (input >= inputs_.size()) throw CorruptError({}, "a file that the plan does not have");
   const Input& wanted = inputs_[input];
-  const FileId file = files_->add_again(wanted.path, wanted.display);
+  const FileId file = wanted.file.open(*files_);
   const InputFile& here = (*files_)[file];
-  if (here.stored_size() != wanted.stored_size || here.modified() != wanted.modified) {
-    throw IoError({.file = wanted.display},
-                  "is another file here than on rank 0: " + counted(here.stored_size(), "byte") +
-                      " instead of " + std::to_string(wanted.stored_size) +
-                      (here.stored_size() == wanted.stored_size ? ", written at another time" : ""),
-                  0)
-        .with_hint("all ranks must see the same files");
-  }
+  if (!wanted.file.is_same(here)) throw other_input(wanted.file, here, true);
   std::vector<FilePart> parts = wanted.parts;
   for (FilePart& part : parts) part.extent.file = file;
   if (!parts.empty()) files_->set_parts(file, std::move(parts));

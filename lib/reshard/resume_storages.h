@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/varint.h"
+#include "exec/rank_job.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
 
@@ -24,9 +26,11 @@ class ResumeStorages {
                  const std::vector<std::vector<TensorSource>>& sources);
   // Takes what write() wrote. Opens nothing. Throws CorruptError for other bytes.
   explicit ResumeStorages(VarintReader& bytes);
-  // Its inputs must not be far files: their stand-ins are this process's own. Reads the storages of
-  // one element, such as steps, which often lie in the files of another rank. Throws as gather().
+  // Reads the storages of one element, such as steps, which often lie in the files of another rank.
+  // Throws as gather().
   void write(VarintWriter& writer);
+  // The buckets and web servers of the inputs, as RankJob::Input::site().
+  std::set<std::string> sites() const;
 
   // Copies the bytes of a storage whose bytes are here, and returns true.
   bool copy_number(size_t file, size_t storage, std::span<std::byte> out) const;
@@ -38,10 +42,7 @@ class ResumeStorages {
 
  private:
   struct Input {
-    std::string path = {};  // absolute
-    std::string display = {};
-    uint64_t stored_size = 0;
-    int64_t modified = 0;
+    RankJob::Input file = {};
     std::vector<FilePart> parts = {};  // InputFiles::parts()
   };
   struct Storage {

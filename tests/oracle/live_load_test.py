@@ -602,13 +602,16 @@ class LiveLoadTest(unittest.TestCase):
                 scratch = pathlib.Path(scratch)
                 loads = [load for load in chosen if load.world == world]
                 (scratch / "buckets").mkdir()
-                with serving(Store(scratch / "buckets")) as endpoint, \
+                store = Store(scratch / "buckets")
+                with serving(store) as endpoint, \
                      mock.patch.dict(os.environ, object_server.environment(endpoint)):
                     work = [(load, *made(load.in_ram(), scratch)) for load in loads]
                     port = free_port()
                     error = run_forked(compare_worker, scratch / "logs",
                                        [(rank, world, port, work, scratch) for rank in range(world)], timeout=TIMEOUT)
                 self.assertIsNone(error)
+                listings = [target for _, target, _ in store.requests if "list-type=2" in target]
+                self.assertEqual(len(listings), len(set(listings)), "not only rank 0 lists")
                 for number, load in enumerate(loads):
                     with self.subTest(load=str(load)):
                         self.assertEqual(json.loads((scratch / f"{number}.json").read_text()), [])

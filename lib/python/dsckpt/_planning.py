@@ -12,7 +12,7 @@ import typing
 import torch
 
 from ._errors import UnsupportedError
-from ._reader import is_far, is_native, is_native_for, open_reader
+from ._reader import is_native, is_native_for, open_reader
 
 _PART = 4 << 20  # bytes of a value in the store, which takes 8 MiB at most
 
@@ -38,9 +38,6 @@ class Place(typing.NamedTuple):
                            tag=None if self.tag is None else str(self.tag), model=self.model, roots=self.roots,
                            tp_rules=self.tp_rules)
 
-    def is_far(self):
-        return any(map(is_far, [self.path, *self.roots]))
-
 
 class RankZeroFailed(Exception):
     """Rank 0 could not plan. `why`: its error, as it described it."""
@@ -62,7 +59,7 @@ def plan(place, facts, engines, call, describe):
     describe: makes of an error of rank 0 what the others get.
     """
     rank = torch.distributed.get_rank() if len(engines) > 1 else 0
-    if len(engines) == 1 or place.is_far():  # the files of object stores are each process's own
+    if len(engines) == 1:
         return _planner(place.open(facts), facts)(engines[rank][1])
     store = torch.distributed.PrefixStore(f"{call}/", torch.distributed.distributed_c10d._get_default_store())
     hashes = [each for each, _ in engines]

@@ -21,6 +21,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -117,9 +118,11 @@ class FarFolders {
     const std::string place = as_string(path);
     return is_url(place) ? buckets_->place_of(place).string() : place;
   }
-  void open() {
-    if (buckets_->is_empty()) return;
-    buckets_->open({}, ::getenv, [this] { return stopping_ > 0; });
+  void open() { open(true); }
+  // Opens what another process has listed.
+  void reach(const std::set<std::string>& sites) {
+    for (const std::string& site : sites) static_cast<void>(buckets_->place_of(site));
+    open(false);
   }
 
   void check_process() const {
@@ -141,6 +144,11 @@ class FarFolders {
   };
 
  private:
+  void open(bool lists) {
+    if (buckets_->is_empty()) return;
+    buckets_->open({.lists = lists}, ::getenv, [this] { return stopping_ > 0; });
+  }
+
   const pid_t process_;
   std::unique_ptr<Buckets> buckets_;
   std::atomic<int> stopping_ = 0;
@@ -363,7 +371,9 @@ class Resume {
   }
   // Takes what encode() gave in another process.
   static Resume decode(std::shared_ptr<FarFolders> folders, const nb::bytes& bytes) {
-    return {std::move(folders), ResumePlan::decode({bytes.c_str(), bytes.size()})};
+    ResumePlan plan = ResumePlan::decode({bytes.c_str(), bytes.size()});
+    folders->reach(plan.sites());
+    return {std::move(folders), std::move(plan)};
   }
   nb::bytes encode() const {
     std::string bytes;
@@ -527,7 +537,7 @@ NB_MODULE(dsckpt_native, module) {
   // Worker processes of data loaders keep their Reader until they end.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(dsckpt::translate);
-  module.attr("INTERFACE") = 8;  // as in dsckpt/_reader.py; increased when anything below changes
+  module.attr("INTERFACE") = 9;  // as in dsckpt/_reader.py; increased when anything below changes
   module.attr("READS_URLS") = DSCKPT_READS_URLS;
   nb::class_<FarFolders>(module, "FarFolders").def(nb::init<>());
   nb::class_<Reader>(module, "Reader")
