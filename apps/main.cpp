@@ -66,7 +66,7 @@ int start(const cli::Tool& tool, int argc, char** argv) {
   return tool.run(app, argc, argv);
 }
 
-// Starts a tool with other arguments than those of the program.
+// Starts a tool with arguments other than the program's.
 int start(const cli::Tool& tool, std::vector<std::string> arguments) {
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());

@@ -32,7 +32,7 @@ AddCommand add_scan;
 // Adds the required positional `name`, a path for Contents::open, and --tag and --root.
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
                           ContentsOptions& options);
-// The same for several `paths`, of which at least one is required.
+// The same for several `paths`, at least one of which is required.
 void add_contents_options(CLI::App& app, const std::string& name, std::vector<std::string>& paths,
                           ContentsOptions& options);
 

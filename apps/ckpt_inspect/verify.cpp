@@ -86,7 +86,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArgu
   std::error_code failed;
   if (common.step != cli::ReadingStep::commit && !args.force && !args.new_manifest.empty() &&
       std::filesystem::exists(args.new_manifest, failed)) {
-    throw UsageError(args.new_manifest + ": is there already; --force replaces it");
+    throw UsageError(args.new_manifest + ": already exists; --force replaces it");
   }
   if (!args.manifest.empty() && !std::filesystem::exists(args.manifest, failed)) {
     throw UsageError("--manifest: " + args.manifest + " is not there")

@@ -87,7 +87,7 @@ Command add_keep(CLI::App& app, cli::Common& common) {
       ->capture_default_str();
   sub.add_flag("--once", args->once, "Look once, handle the finished checkpoints, and exit");
   sub.add_flag("--force", args->force,
-               "Accept another place than before for --to; with --restore, replace\n"
+               "Accept a new place for --to; with --restore, replace\n"
                "existing files");
   sub.add_option("--restore", args->restore,
                  "Copy back the checkpoint of that step or name, or the newest, and exit")

@@ -285,7 +285,7 @@ int commit(const CLI::App& app, const cli::Common& common, const StepsArguments&
   if (plan.by.program != cli::this_program()) {
     throw UsageError(steps.folder->path().string() + ": was planned by " + plan.by.program +
                      ", and this is " + cli::this_program())
-        .with_hint("every step takes the same program");
+        .with_hint("all steps need the same program");
   }
   if (args.wait > 0) wait_for_results(steps, args.wait, common);
   cli::flush_stdout();

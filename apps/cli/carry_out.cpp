@@ -49,7 +49,7 @@ std::string read_back_text(const RunStats& stats) {
 
 std::string kept_text(const RunStats& stats) {
   if (stats.bytes_kept == 0) return "";
-  return ", " + human_bytes(stats.bytes_kept) + " of it by the run before";
+  return ", " + human_bytes(stats.bytes_kept) + " of it by the previous run";
 }
 
 std::string table_of(const Listing& listing) {

@@ -159,7 +159,7 @@ std::string environment() {
          ".TP\n" +
          bold("NO_COLOR") + "\nIf it is set and not empty, no colours, unless\n" +
          bold("--color=always") + " asks for them.\n.TP\n" + bold("CLICOLOR_FORCE") +
-         "\nIf it is set and not 0, colours also where the output is no terminal.\n.TP\n" +
+         "\nIf it is set and not 0, colours also where the output is not a terminal.\n.TP\n" +
          bold("COLUMNS") +
          "\n"
          "The width of a terminal that does not report it.\n"

@@ -53,7 +53,7 @@ CLI::Option* quiet_check(CLI::Option* option, CLI::Validator validator) {
 
 CLI::Option* some_path(CLI::Option* option) {
   const auto check = [](const std::string& text) -> std::string {
-    return text.empty() ? "an empty text is no path" : "";
+    return text.empty() ? "a path cannot be empty" : "";
   };
   return quiet_check(option, CLI::Validator(check, ""));
 }
@@ -65,7 +65,7 @@ CLI::Option* count_from_one(CLI::Option* option) {
     const auto [last, failed] = std::from_chars(text.data(), end, number);
     const bool is_count = failed == std::errc() && last == end && number >= 1 &&
                           number <= kMostWhole && std::trunc(number) == number;
-    if (!is_count) return "'" + text + "' is no whole number from 1 on";
+    if (!is_count) return "'" + text + "' is not a whole number above 0";
     text = std::to_string(static_cast<int64_t>(number));
     return "";
   };

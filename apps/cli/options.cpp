@@ -96,7 +96,7 @@ void add_forecast_options(CLI::App& app, RunArguments& run) {
            1, kMostRanks)
       ->type_name("N");
   add_rate(app, "--disk-rate", run.disk_rate,
-           "With --ranks: and how long it takes if each reads and writes so many bytes a second");
+           "With --ranks: also show the time if each reads and writes so many bytes a second");
   app.parse_complete_callback([&run] {
     if (run.ranks == 0 && run.disk_rate != 0) {
       throw UsageError("--disk-rate goes with --dry-run --ranks N")
@@ -124,7 +124,7 @@ Striping parse_striping(const std::string& text) {
         std::from_chars(count.data(), count.data() + count.size(), striping.count);
     if (failed != std::errc() || end != count.data() + count.size() || striping.count < 1 ||
         striping.count > kMostOsts) {
-      throw UsageError("--stripe " + text + ": '" + count + "' is no number of OSTs, 1 to " +
+      throw UsageError("--stripe " + text + ": '" + count + "' is not a number of OSTs, 1 to " +
                        std::to_string(kMostOsts))
           .with_hint("--stripe auto, --stripe 8, --stripe 8,16MiB or --stripe all,16MiB");
     }

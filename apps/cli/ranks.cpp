@@ -29,7 +29,7 @@ namespace {
 constexpr std::chrono::milliseconds kLongestWord{2500};
 
 // The exit status is known, and this process is about to end. Launchers end all when one has ended
-// with another status than 0; then theirs would be that of the signal.
+// with a status other than 0; then theirs would be that of the signal.
 void outlive_launcher() {
   std::signal(SIGTERM, SIG_IGN);
 }

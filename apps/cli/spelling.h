@@ -33,8 +33,8 @@ std::string word_too_many(const CLI::App& app, const std::vector<std::string>& a
 bool is_option_of_a_path(const std::string& name);
 
 // A suggestion, "did you mean '--sort'?", or empty if nothing is similar. It is for the first of
-// the canonical `arguments` that is no option of the command, or no subcommand of a tool that has
-// some.
+// the canonical `arguments` that is neither an option of the command nor one of the tool's
+// subcommands.
 std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& arguments);
 
 }  // namespace dsckpt::cli

@@ -128,7 +128,7 @@ int say_planned(const CLI::App& app, const Common& common, const Planned& planne
 
 void add_portions(CLI::App& app, uint64_t& portions) {
   in_range(app.add_option("--portions", portions,
-                          "With --emit-plan: cut it into about N portions (default: as it suits)"),
+                          "With --emit-plan: cut it into about N portions (default: automatic)"),
            uint64_t{1}, kMostPortions)
       ->type_name("N");
 }

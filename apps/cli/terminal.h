@@ -34,7 +34,7 @@ enum class Style { plain, bold, dim, good, warning, bad };
 std::string styled(const Terminal& terminal, Style style, const std::string& text);
 
 // The columns that `text`, UTF-8, takes on a terminal. A wide character takes two, a combining mark
-// none, and a byte that is no UTF-8 one.
+// none, and a byte that is not UTF-8.
 size_t columns_of(const std::string& text);
 
 // `text` in at most `columns` columns, at least one: its middle becomes "…", or "..." of

@@ -17,7 +17,7 @@ struct Elements {
   std::span<const std::byte> bytes;
 };
 
-// The tolerance |a - b| <= absolute + relative * |b|, as torch.allclose has it.
+// The tolerance |a - b| <= absolute + relative * |b|, as in torch.allclose.
 struct Tolerance {
   double absolute = 0;
   double relative = 0;

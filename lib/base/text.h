@@ -37,7 +37,7 @@ std::string some_of(const std::vector<std::string>& names);
 enum class Newlines : uint8_t { escape, keep };
 
 // `text` for a terminal: it stays on its line and sends no commands. Control characters, bytes that
-// are no UTF-8, and characters that change the direction of text are escaped: "\\n", "\\x1b",
+// are not UTF-8, and characters that change the direction of text are escaped: "\\n", "\\x1b",
 // "\\u{202e}".
 std::string printable(const std::string& text, Newlines newlines = Newlines::escape);
 // `text` as one word of a POSIX shell, quoted if needed: "'my run/ckpt'".

@@ -9,7 +9,7 @@
 
 namespace dsckpt {
 
-// The result of next_character() for a byte that is no UTF-8.
+// The result of next_character() for a byte that is not UTF-8.
 inline constexpr uint32_t kInvalidCharacter = 0xfffd;
 
 // Removes a character from the front of `text`: a whole one if it is UTF-8, else a byte. `text`
@@ -19,7 +19,7 @@ uint32_t next_character(std::string_view& text);
 // True for characters that change the direction of text, such as U+202E.
 bool turns_text(uint32_t code);
 // True for controls beyond ASCII (U+009B begins a terminal command), line ends other than '\n', and
-// codes that are no characters.
+// codes that are not characters.
 bool is_no_text(uint32_t code);
 
 // "001b"

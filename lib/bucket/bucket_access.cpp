@@ -70,7 +70,7 @@ void throw_status(const BucketAccess& access, const HttpReply& reply, const std:
       throw IoError({}, text, 0)
           .with_hint(access.credentials != nullptr
                          ? "these credentials may not do that: another AWS_PROFILE, a key that has "
-                           "not ended, " +
+                           "not expired, " +
                                right + " are needed; is the region right (--s3-region)?"
                          : "it is not public: leave out --s3-unsigned");
     case 404:

@@ -27,14 +27,14 @@ struct BucketAccess {
 
 // A request for `path`, which is percent-encoded and may have a query.
 HttpRequest request_of(const BucketAccess& access, const std::string& path);
-// Throws the error for a status that is no success, with a next step for the user. `right` names
+// Throws the error for a status that is not a success, with a next step for the user. `right` names
 // the permission that is needed.
 [[noreturn]] void throw_status(const BucketAccess& access, const HttpReply& reply,
                                const std::string& right = "s3:ListBucket and s3:GetObject");
 // The error for an object that has changed.
 IoError changed_while_read();
 
-// Returns the result of `parse`. A malformed reply is the server's fault, and no checkpoint's:
+// Returns the result of `parse`. A malformed reply is the server's fault, not a checkpoint's:
 // throws IoError for CorruptError.
 template <typename Parse>
 auto of_right_form(Parse&& parse) {

@@ -197,7 +197,7 @@ std::string url_of_bucket(const BucketOptions& options, const std::string& endpo
   while (host.ends_with('/')) host.pop_back();
   const size_t scheme = host.find("://");
   if (!host.starts_with("http://") && !host.starts_with("https://")) {
-    throw UsageError("the endpoint '" + host + "' is no URL")
+    throw UsageError("the endpoint '" + host + "' is not a URL")
         .with_hint("--s3-endpoint https://HOST, or http://HOST:PORT");
   }
   if (in_path) return host + "/" + bucket;

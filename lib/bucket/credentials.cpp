@@ -227,7 +227,7 @@ std::shared_ptr<const Credentials> CredentialSource::of_web_identity(const std::
                                                                      const std::string& role,
                                                                      std::string session) {
   if (role.empty()) {
-    throw IoError({.file = file}, "is a token of no role", 0)
+    throw IoError({.file = file}, "is a token without a role", 0)
         .with_hint("AWS_ROLE_ARN, or role_arn in the profile, names the role to take");
   }
   if (session.empty()) session = "dsckpt-" + std::to_string(::time(nullptr));
@@ -267,7 +267,7 @@ std::shared_ptr<const Credentials> CredentialSource::of_web_identity(const std::
                     std::to_string(reply.status) + (said.empty() ? "" : " (" + said + ")"),
                 0)
       .with_hint("the role must trust the issuer of the token in " + file +
-                 ", and the token must not have ended");
+                 ", and the token must not have expired");
 }
 
 std::shared_ptr<const Credentials> CredentialSource::of_container() {

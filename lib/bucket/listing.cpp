@@ -41,7 +41,7 @@ ListingPage parse_listing(std::string_view xml) {
   const pugi::xml_parse_result parsed = document.load_buffer(xml.data(), xml.size());
   if (!parsed) {
     throw CorruptError({.offset = static_cast<uint64_t>(parsed.offset)},
-                       std::string("the listing is no XML: ") + parsed.description());
+                       std::string("the listing is not XML: ") + parsed.description());
   }
   const pugi::xml_node result = document.child("ListBucketResult");
   if (!result) {

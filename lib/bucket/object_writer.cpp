@@ -174,7 +174,7 @@ FarStore::Begun ObjectWriter::begin_upload(const std::string& path) {
     if (reply.status != 200) throw_status(access_, reply, kWriteRights);
     std::string id = upload_id_in(reply.text);
     if (id.empty()) {
-      throw IoError({}, "the server begins no upload", 0)
+      throw IoError({}, "the server does not begin an upload", 0)
           .with_hint("does it speak S3's protocol (CreateMultipartUpload)?");
     }
     return Begun{std::move(id), reply.maybe_twice};

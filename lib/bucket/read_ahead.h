@@ -104,7 +104,7 @@ class ReadAhead {
   const unsigned requests_;
   const uint64_t most_;  // bytes
 
-  mutable std::mutex mutex_;         // of what follows
+  mutable std::mutex mutex_;         // guards what follows
   std::condition_variable changed_;  // there is something to read, it has come, or there is room
   std::list<std::shared_ptr<Run>> runs_;
   std::atomic<size_t> running_{0};  // runs_.size()

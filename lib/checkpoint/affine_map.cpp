@@ -100,7 +100,7 @@ AffinePiece read_piece(const Value& entry, const Where& where, KnownAffine& know
   return piece;
 }
 
-// An int, or its digits: JSON has no other keys than texts.
+// An int, or its digits: JSON has only texts as keys.
 int64_t rank_of(const Value& key) {
   if (!key.is(Kind::string)) return index_of(key);
   const std::string_view text = key.as_string();
@@ -138,7 +138,7 @@ SharedList<AffineMap::Rank> read_ranks(const Value& by_rank, const Where& where,
     if (static_cast<uint64_t>(number) >= found.size()) {
       throw CorruptError(at, "is one of " + counted(items.size(), "rank"));
     }
-    if (found[static_cast<size_t>(number)]) throw CorruptError(at, "is there twice");
+    if (found[static_cast<size_t>(number)]) throw CorruptError(at, "appears twice");
     AffineMap::Rank rank;
     rank.shard_shape = field(value, "shard_shape", at,
                              [](const Value& v, const Where&) { return checked_shape(v); });
@@ -203,7 +203,7 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
         return v.as_int();
       });
       auto& experts = experts_of[static_cast<size_t>(rank)];
-      if (experts) throw CorruptError(at, "rank " + std::to_string(rank) + " is there twice");
+      if (experts) throw CorruptError(at, "rank " + std::to_string(rank) + " appears twice");
       experts.emplace();
       field(entries[i], "experts", at, [&](const Value& list, const Where&) {
         for (const Value& v : list_or_tuple(list)) {
@@ -422,8 +422,8 @@ class Cutter {
       fail_gap(ids[0]);
     }
     throw UnsupportedError({}, "the pieces of " + what_ +
-                                   " interlock: no cut from edge to edge "
-                                   "parts those " +
+                                   " interlock: no straight cut "
+                                   "separates those " +
                                    place_of(region));
   }
 
@@ -525,7 +525,7 @@ class AffineAssembler {
       right = &saved;
       if (saved != holders) {
         throw CorruptError({}, name_of(piece.rank, piece.index) + " is held by " +
-                                   list_of(holders) + ", but its `locations` are others");
+                                   list_of(holders) + ", but its `locations` differ");
       }
     }
   }
@@ -596,7 +596,7 @@ TensorSource AffineAssembly::merge(const std::vector<TensorSource>& shards,
                                    std::string_view what) const {
   bool fits = shards.size() == shard_shapes_.size();
   for (size_t i = 0; fits && i < shards.size(); ++i) fits = shards[i].shape() == shard_shapes_[i];
-  if (!fits) throw InconsistentError({}, "other shards than those of the affine map");
+  if (!fits) throw InconsistentError({}, "different shards than those of the affine map");
   return merge(root_, shards, what);
 }
 

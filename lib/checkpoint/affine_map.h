@@ -100,8 +100,8 @@ class AffineAssembly {
   // tensor. Each element comes once, except in blocks that several ranks hold whole; `locations`
   // must name just these ranks. Throws CorruptError if not. Throws UnsupportedError for a scale
   // other than 1 (the optimizer state would need more than numbers scaled back). Throws it also for
-  // a piece that is no axis-aligned box of both tensors. Throws it as well for boxes that straight
-  // cuts from edge to edge do not part. No release writes any of these. In n pieces of d
+  // a piece that is not an axis-aligned box of both tensors. Throws it as well for boxes that
+  // straight cuts from edge to edge do not part. No release writes any of these. In n pieces of d
   // dimensions, O(d n log n) for each of at most 64 levels of cuts.
   explicit AffineAssembly(const AffineMap& map);
 

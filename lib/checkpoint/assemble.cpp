@@ -231,7 +231,7 @@ class Assembler {
       param.weight = TensorSource::same({param.weight, other.weight}, what("fp32"));
       if (other.states.size() != param.states.size()) {
         throw InconsistentError(
-            {}, "has other optimizer states in pipeline stage " + std::to_string(stage->first));
+            {}, "has different optimizer states in pipeline stage " + std::to_string(stage->first));
       }
       for (size_t i = 0; i < param.states.size(); ++i) {
         param.states[i].value = TensorSource::same({param.states[i].value, other.states[i].value},
@@ -395,7 +395,8 @@ class Assembler {
   static UnsupportedError no_rule(const std::string& what) {
     return std::move(UnsupportedError({}, what + ", and nothing says how they go together"))
         .with_hint(
-            "--tp-rule, in tools that have it, says it: REGEX=cat:0, cat:1, replicated, average or "
+            "--tp-rule, in tools that have it, gives the rule: REGEX=cat:0, cat:1, replicated, "
+            "average or "
             "sum");
   }
 

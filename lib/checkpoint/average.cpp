@@ -55,7 +55,7 @@ void check_fits(const Checkpoint& newest, const Checkpoint& other) {
   for (const Param& param : newest.params()) {
     const Param& its = *other.find(param.name);
     if (its.alias_of != param.alias_of) {
-      refuse(other, param.name, "is tied to another tensor than in " + there);
+      refuse(other, param.name, "is tied to a different tensor than in " + there);
     }
     const Shape shape = without_padding(its, its.weight).shape();
     const Shape wanted = without_padding(param, param.weight).shape();

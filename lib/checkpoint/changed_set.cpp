@@ -110,7 +110,7 @@ class ChangedSet {
     if (base_.facts().from_weights()) {
       throw UsageError(where_.file +
                        " is weights: another set of parameters is for a checkpoint, "
-                       "whose training goes on");
+                       "whose training continues");
     }
     if (base_.facts().changed) {
       throw UsageError(
@@ -123,8 +123,9 @@ class ChangedSet {
                              "changed where data-parallel ranks have them whole");
     }
     if (base_.files().model.empty()) {
-      throw UnsupportedError(where_, "is of no run of DeepSpeed, whose files would be changed")
-          .with_hint("reshard makes a checkpoint of DeepSpeed of it first");
+      throw UnsupportedError(where_,
+                             "is not from DeepSpeed, and only files of its runs can be changed")
+          .with_hint("reshard turns it into a checkpoint of DeepSpeed first");
     }
   }
 
@@ -331,7 +332,7 @@ class ChangedSet {
     if (const auto place = place_of(owner)) return *place;
     if (!told_order_.empty()) throw UsageError("--param-names does not have '" + owner + "'");
     throw UnsupportedError({.file = where_.file, .tensor = owner},
-                           "is not in `module`, so that nothing tells its place in the model")
+                           "is not in `module`: its place in the model is unknown")
         .with_hint("--param-names FILE tells the order");
   }
 
@@ -421,7 +422,7 @@ class ChangedSet {
     const auto out_of_order = std::is_sorted_until(members.begin(), members.end(), earlier);
     if (out_of_order != members.end()) {
       throw UsageError("the optimizer has '" + *out_of_order + "' behind '" + *(out_of_order - 1) +
-                       "', in another order than the model, so that nothing tells the place of '" +
+                       "', in a different order than the model: nothing tells the place of '" +
                        names.front() + "' in its group")
           .with_hint(
               "--like CHECKPOINT takes the order from a checkpoint of the new run, and "

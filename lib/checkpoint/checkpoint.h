@@ -94,7 +94,7 @@ struct Param {
   // For trainable parameters only, and only if OpenOptions::optimizer_states was set.
   std::vector<ParamState> states = {};  // in the optimizer's order
   ShardValue step = {};  // how often it was stepped: an int or a tensor of one element
-  SharedList<WholeState> others = {};  // what else is not one value an element
+  SharedList<WholeState> others = {};  // other states that are not one value an element
   // How the tensor-parallel ranks cut it.
   UniversalForm form = {};
   // The same for other numbers of ranks; nullptr if nothing says it. Without tensor parallelism it
@@ -199,7 +199,7 @@ struct CheckpointFacts {
   // False if trained parameters are 16-bit weights and no file has fp32 masters of them. Then
   // params() has the weights. The states are then unknown too, except for files of weights.
   bool has_masters = true;
-  // The parameters have other names than in its files, or are others (Checkpoint::renamed,
+  // The parameters have different names than in its files, or are others (Checkpoint::renamed,
   // changed_set).
   bool changed = false;
   // The parameters are those of a rank that its files are not of (Checkpoint::regridded).
@@ -307,8 +307,8 @@ struct CheckpointFiles {
   std::vector<CheckpointFile> modules = {};
   // For universal checkpoints: the files of single parameters, by path. Others have none.
   std::vector<CheckpointFile> params = {};
-  // The files below offloaded_tensors that hold tensors. Those of states only with
-  // OpenOptions::optimizer_states.
+  // The files below offloaded_tensors that hold tensors. Files of states are listed
+  // only with OpenOptions::optimizer_states.
   std::vector<SwapFile> swap = {};
   // For torch.distributed.checkpoint: `.metadata` and all files that may hold tensors, also states
   // that were not asked for. Others have none.
@@ -472,9 +472,9 @@ class Checkpoint {
   // The names in the order of the new model's state_dict, of a changed_set(). Empty: the order is
   // that of the files.
   const std::vector<std::string>& module_order() const;
-  // The checkpoints that it averages, the oldest first; empty if it is no average.
+  // The checkpoints that it averages, the oldest first; empty if it is not an average.
   const std::vector<AveragedCheckpoint>& averaged() const;
-  // Things a user should know that are no errors.
+  // Notes for the user; they are not errors.
   const std::vector<std::string>& notes() const;
   // Only with OpenOptions::allow_missing. incomplete() is in the order of params(), which does not
   // have them.

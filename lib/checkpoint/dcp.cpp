@@ -106,7 +106,7 @@ class DcpGroups {
       made.settings = {&archive, archive.root()};
     }
     if (left_out_.empty()) return;
-    draft_.notes.push_back("settings of the optimizer that are no numbers are left out: " +
+    draft_.notes.push_back("settings of the optimizer that are not numbers are left out: " +
                            some_of({left_out_.begin(), left_out_.end()}));
   }
 
@@ -385,7 +385,7 @@ class DcpReader {
                                 " that the optimizer has and the model lacks:" + listed(unknown));
   }
 
-  // Values that are no tensors are opened one by one, and so are steps.
+  // Values that are not tensors are opened one by one, and so are steps.
   static bool is_of_elements(const DcpKeys::Named& state) {
     return state.entry.is_tensor() && state.key != kStepKey;
   }
@@ -475,7 +475,7 @@ class DcpReader {
     note_told_by_type(draft_, told_by_type);
   }
 
-  // A tensor may have several names, of which the optimizer knows one.
+  // A tensor may have several names; the optimizer knows one of them.
   void prefer_trained_owners() {
     KeyedMap<std::string, std::string> chosen;
     for (const Param& param : draft_.params) {
@@ -533,8 +533,8 @@ class DcpReader {
   void note_left_out() {
     if (keys_.of_others() > 0) {
       draft_.notes.push_back(counted(keys_.of_others(), "tensor") +
-                             (keys_.of_others() == 1 ? " is" : " are") + " of other models than '" +
-                             draft_.model + "'");
+                             (keys_.of_others() == 1 ? " is" : " are") +
+                             " of different models than '" + draft_.model + "'");
     }
     if (keys_.left_out().empty()) return;
     std::vector<std::string> names;
@@ -563,7 +563,7 @@ class DcpReader {
     std::unique_ptr<TorchArchive> archive;
   };
   std::vector<Step> steps_;
-  std::vector<const DcpKeys::Named*> whole_;  // what else is not one value an element
+  std::vector<const DcpKeys::Named*> whole_;  // other states that are not one value an element
 };
 
 bool probe_dcp(CheckpointDraft& draft) {

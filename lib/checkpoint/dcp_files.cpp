@@ -170,7 +170,7 @@ void DcpFiles::open_files() {
       const std::optional<fs::path> path = dcp_file_path(folder.path, file);
       if (!path) {
         throw CorruptError({.file = shown, .tensor = value},
-                           "lies out of the folder, in " + printable(file));
+                           "lies outside the folder, in " + printable(file));
       }
       const fs::path stored = draft_.folder.in_roots(*path);
       if (!is_stored(stored)) {

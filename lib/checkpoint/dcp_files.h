@@ -37,7 +37,7 @@ class DcpFiles {
   // (salvage.h), unless all are.
   explicit DcpFiles(CheckpointDraft& draft);
 
-  // The values of all folders, in their order, without those that are no tensors and lie in lost
+  // The values of all folders, in their order, without those that are not tensors and lie in lost
   // files. Throws InconsistentError for a name that comes twice.
   std::vector<DcpEntry> entries() const;
 
@@ -54,7 +54,7 @@ class DcpFiles {
   // True if any part of it lies in a lost file.
   bool is_lost(const DcpEntry& entry) const;
   bool is_lost(FileId file) const { return lost_.contains(file); }
-  // True if any value that is no tensor is lost or left out.
+  // True if any value that is not a tensor is lost or left out.
   bool lacks_values() const;
 
   // The `.metadata` that lists a value.
@@ -63,7 +63,7 @@ class DcpFiles {
 
   Extent extent_of(const DcpEntry& entry, const DcpPlace& place) const;
 
-  // The archive of a value that is no tensor, or of a tensor in one chunk. Throws as
+  // The archive of a value that is not a tensor, or of a tensor in one chunk. Throws as
   // TorchArchive::open and check_supported(), and UnsupportedError for a tensor in several.
   TorchArchive open_value(const DcpEntry& entry) const;
 

@@ -244,7 +244,7 @@ std::optional<std::string> DcpKeys::chosen_front(const Names& names,
     throw UsageError("--model: no model is called '" + model + "', but " + some_of(all));
   }
   if (fronts.size() == 1) return fronts.front();
-  // A model is what an optimizer is of, or what has the same parameters as another one.
+  // A model is a dict that an optimizer belongs to, or one with the same parameters as such a dict.
   std::vector<std::string> models;
   for (const auto& [front, some] : names) {
     const bool is_trained =

@@ -27,7 +27,7 @@ class DcpKeys {
   DcpKeys(std::vector<DcpEntry> entries, const std::string& model);
 
   struct Named {
-    std::string name;  // of the parameter, as the model has it
+    std::string name;  // of the parameter, as in the model
     std::string key;   // what it is: "exp_avg", "lr"
     DcpEntry entry;
   };
@@ -90,7 +90,7 @@ class DcpKeys {
   std::vector<DcpEntry> entries_;
   std::vector<Optimizer> optimizers_;  // rising by front
   std::set<size_t> front_sizes_;       // how long these are
-  std::vector<DcpEntry> others_;       // tensors that are no optimizer's
+  std::vector<DcpEntry> others_;       // tensors that are not an optimizer's
   std::vector<Named> model_;
   std::vector<DcpEntry> left_out_;
   size_t of_others_ = 0;

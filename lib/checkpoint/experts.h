@@ -51,7 +51,7 @@ class Experts {
   // The fused parameters, layer by layer: w1, w2, w3.
   const std::vector<std::string>& fused() const { return fused_; }
   // The numbers of the experts that `ep_rank` has of the fused parameter `name`, in its order.
-  // Throws CorruptError for a placement that does not say it, UnsupportedError as merge().
+  // Throws CorruptError if the placement does not list them, and UnsupportedError as merge() does.
   std::vector<int64_t> experts_of(const std::string& name, int64_t ep_rank);
   bool is_fused(const std::string& name) const { return layers_.contains(name); }
   int64_t num_experts(const std::string& name) const { return layers_.at(name).num_experts; }

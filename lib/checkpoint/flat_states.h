@@ -22,7 +22,7 @@ struct FlatStates {
   };
   std::vector<State> states;  // in the optimizer's order
   ShardValue step;
-  SharedList<WholeState> others;  // what is no tensor of one dimension
+  SharedList<WholeState> others;  // values that are not tensors of one dimension
 
   // Where state `key` of flat tensor `index` stands in a rank's file.
   static std::string member(std::string_view state_key, size_t index, std::string_view key);
@@ -49,9 +49,10 @@ class FlatOptimizer {
   std::vector<size_t> ends_;  // how many numbers there are up to the end of each group
 };
 
-// Reads the states of flat tensor `index` from `ranks`. A value that is no tensor of one dimension
-// belongs to the flat tensor as a whole. Returns nothing if the optimizer has not stepped it yet.
-// Throws InconsistentError if the ranks have different states, or states of different types.
+// Reads the states of flat tensor `index` from `ranks`. A value that is not a tensor of one
+// dimension belongs to the flat tensor as a whole. Returns nothing if the optimizer has not stepped
+// it yet. Throws InconsistentError if the ranks have different states, or states of different
+// types.
 FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t index);
 
 // Throws UnsupportedError if one tensor has more `states` than any optimizer keeps. Parameters may

@@ -1,4 +1,4 @@
-// A run of DeepSpeed that goes on with what another framework has trained, where nothing but that
+// A run of DeepSpeed that continues another framework's training, where nothing but that
 // is at hand: Checkpoint::for_deepspeed.
 
 #include <algorithm>

@@ -44,7 +44,7 @@ class GivenSlices {
     if (ranks_ == 1) return TpCut::whole();
     if (given.cut == nullptr) {
       throw UnsupportedError({}, "is cut for " + counted(ranks_, "tensor-parallel rank") +
-                                     " as no simple rule tells, by which other values could be cut")
+                                     " by no simple rule, so other values cannot be cut alike")
           .with_hint(kWholeHint);
     }
     if (!given.cut->is_whole() && !given.cut->joins()) {

@@ -22,7 +22,7 @@ using pickle::Value;
 namespace {
 
 // The function of torch._utils that makes a tensor of `value`: quantised and sparse ones are not
-// read; "" of what is none.
+// read; "" for other values.
 std::string_view rebuilt_by(const Value& value) {
   if (!value.is(pickle::Kind::object)) return "";
   const pickle::ObjectNode& object = value.as_object();
@@ -150,11 +150,11 @@ void ModelStates::note_not_tensors(CheckpointDraft& draft) const {
   for (const auto& [name, value] : not_tensors) {
     if (is_trainable(name)) continue;  // its values are those of the master
     const std::string_view rebuilt = rebuilt_by(value);
-    draft.notes.push_back(
-        "'" + name + "' of the model's state is " +
-        (rebuilt.empty() ? std::string("not a tensor")
-                         : "a tensor of a kind that is not read (" + std::string(rebuilt) + ")") +
-        "; left out of weights");
+    draft.notes.push_back("'" + name + "' of the model's state is " +
+                          (rebuilt.empty()
+                               ? std::string("not a tensor")
+                               : "a tensor of an unsupported kind (" + std::string(rebuilt) + ")") +
+                          "; left out of weights");
     if (!rebuilt.empty() || buffer_names.contains(name)) draft.valueless.push_back(name);
   }
 }

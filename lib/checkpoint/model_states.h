@@ -24,7 +24,7 @@ struct ModelStates {
   ModelStates(ModelStates&&) = default;
 
   Fields fields;
-  // `module` in order (ModuleEntries), and its entries that are no tensors, or of kinds that are
+  // `module` in order (ModuleEntries), and its entries that are not tensors, or of kinds that are
   // not read.
   std::vector<std::pair<std::string, pickle::Value>> module;
   std::vector<std::pair<std::string, pickle::Value>> not_tensors;

@@ -19,10 +19,10 @@ namespace dsckpt {
 // Borrows the value's document. Read by many threads once it is made.
 class ModuleEntries {
  public:
-  // A value that is no mapping has no entries. A mapping in it counts as entries if it holds only
-  // tensors and such mappings. Otherwise, or if it is an `_extra_state` or comes twice, it counts
-  // as one entry. Keys that are no strings are left out. Linear in the value's size, also where it
-  // contains itself.
+  // A value that is not a mapping has no entries. A mapping in it counts as entries if it holds
+  // only tensors and such mappings. Otherwise, or if it is an `_extra_state` or comes twice, it
+  // counts as one entry. Keys that are not strings are left out. Linear in the value's size, also
+  // where it contains itself.
   explicit ModuleEntries(const pickle::Value& module);
   ModuleEntries(ModuleEntries&&) = default;
 

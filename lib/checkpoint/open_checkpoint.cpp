@@ -298,7 +298,7 @@ void refuse_unread(const fs::path& path, const Weights& weights) {
   if (weights.unread().empty()) return;
   const OpaqueTensor& first = weights.unread().front();
   throw UnsupportedError({.file = path.string(), .tensor = printable(first.path)},
-                         "is a tensor of a kind that is not read (" + first.kind + ")");
+                         "is a tensor of an unsupported kind (" + first.kind + ")");
 }
 
 Weights open_weights(InputFiles& inputs, const fs::path& path, const WeightNames& names) {
@@ -315,10 +315,10 @@ void refuse_weights_into(const Checkpoint& base) {
   if (facts.states == StatesTold::stripped) {
     throw UnsupportedError(where,
                            "was stripped to its weights by ckpt-pack strip: there is no "
-                           "training to go on with");
+                           "training to continue");
   }
   if (!facts.has_masters) {
-    throw UnsupportedError(where, "has no fp32 masters, which are what training goes on with");
+    throw UnsupportedError(where, "has no fp32 masters, from which training would continue");
   }
 }
 
@@ -460,8 +460,8 @@ Checkpoint Checkpoint::world(uint32_t mp_rank) const {
                            "has experts and no ZeRO: the optimizers of expert-parallel ranks are "
                            "not read one by one")
         .with_hint(
-            "to-dcp makes the model whole, and reshard --like continues from that like a "
-            "checkpoint of a run with ZeRO");
+            "to-dcp makes the model whole; reshard --like CHECKPOINT, of a run with ZeRO, "
+            "continues from that");
   }
   const World& world = whole.worlds->all.at(mp_rank);
   auto impl = std::make_unique<Impl>(whole.inputs);

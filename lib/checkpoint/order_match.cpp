@@ -103,7 +103,7 @@ std::optional<KeyedMap<std::string, std::string>> names_of_numbers(
     const Shape* shape = shape_of(name);
     if (shape == nullptr) {
       throw InconsistentError({.tensor = printable(name)},
-                              "is one of the names of --param-names, and the model has none such");
+                              "is one of the names of --param-names, but not in the model");
     }
     candidates.push_back(*shape);
   }

@@ -1,4 +1,4 @@
-// A run of DeepSpeed that goes on with what another framework has trained: Checkpoint::with_values.
+// A run of DeepSpeed that continues another framework's training: Checkpoint::with_values.
 
 #include <algorithm>
 #include <optional>
@@ -64,7 +64,7 @@ class OtherValues {
     take_steps();
     draft_.notes.insert(draft_.notes.end(), values_.notes().begin(), values_.notes().end());
     draft_.notes.push_back(
-        "the learning rate schedule, the counters and what the program saved are "
+        "the learning rate schedule, the counters and the program's data are "
         "those of " +
         base_.tag_folder().string());
   }
@@ -142,7 +142,7 @@ class OtherValues {
     const std::optional<double> number = step_of(other);
     if (!number) return;
     if (!(*number >= 0 && *number < kMostWhole)) {
-      throw CorruptError({.file = where_, .tensor = param.name}, "has a step that is no count");
+      throw CorruptError({.file = where_, .tensor = param.name}, "has a step that is not a count");
     }
     const auto count = static_cast<int64_t>(*number);
     steps_.emplace(param.name, count);
@@ -227,7 +227,7 @@ class OtherValues {
       const auto copy = copy_setting(document, *from.archive, given ? *given : value);
       if (!copy) {
         draft_.notes.push_back("'" + std::string(name) + "' of " + named +
-                               " is no number: its hyper-parameters are those of " +
+                               " is not a number: its hyper-parameters are those of " +
                                base_.tag_folder().string());
         return;
       }

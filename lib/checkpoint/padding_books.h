@@ -21,7 +21,7 @@ struct FlatCut {
   uint64_t used = 0;    // of the vector up to its padding; at most ranks * length
 
   uint64_t padding() const { return ranks * length - used; }
-  // The elements of `rank` that are no padding.
+  // The elements of `rank` that are not padding.
   uint64_t real(size_t rank) const;
 };
 

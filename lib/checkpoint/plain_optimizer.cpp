@@ -214,7 +214,7 @@ class PlainReader {
       if (is_of_the_rank(key)) {
         if (!noted_.insert(key).second) continue;
         note_once(draft_.notes, "the optimizer's '" + key +
-                                    "' is what one rank lost to compression, and no state of a "
+                                    "' is one rank's error of compression, not a state of a "
                                     "parameter: DeepSpeed drops it when it loads");
         continue;
       }

@@ -24,7 +24,7 @@ struct PlainOptimizer {
 };
 
 // Finds the `params` that belong to `optimizer`, a dict of `shard`. Takes as `params` the tensors
-// of the model that are no buffers, in the model's order. Without an optimizer all are taken to be
+// of the model that are not buffers, in the model's order. Without an optimizer all are taken to be
 // trained. Reads states only if `draft` wants them. Sets facts.optimizer_wrapper and adds notes.
 // Throws InconsistentError for a master that no parameter is the rounding of.
 PlainOptimizer read_plain_optimizer(

@@ -183,7 +183,7 @@ class RankFilesReader {
       in_context({.file = of->display, .tensor = name}, [&, &from = *of, &part = value] {
         const std::optional<RankTensor> tensor = rank_tensor(*from.archive, part);
         if (!tensor || tensor->shape != whole.shape || tensor->dtype != whole.dtype) {
-          throw InconsistentError({}, "is another tensor than in " + models_.front().display);
+          throw InconsistentError({}, "is a different tensor than in " + models_.front().display);
         }
         for (const RankBox& box : tensor->boxes) {
           if (numel(box.sizes) == 0) continue;
@@ -230,7 +230,7 @@ class RankFilesReader {
     }
     if (!TorchArchive::is_tensor(value)) {
       for (const OpaqueTensor& opaque : find_tensors(value).opaque) {
-        leave_out(name, "is a tensor of a kind that is not read (" + opaque.kind + ")");
+        leave_out(name, "is a tensor of an unsupported kind (" + opaque.kind + ")");
       }
       return;
     }
@@ -242,10 +242,10 @@ class RankFilesReader {
             return each.archive->info(own).shape == first.archive->info(value).shape;
           });
       if (is_alike) continue;
-      throw InconsistentError(
-          {.file = each.display, .tensor = name},
-          "has another shape than in " + first.display + ", and nothing says how they go together")
-          .with_hint("a state_dict of type SHARDED_STATE_DICT or FULL_STATE_DICT says it");
+      throw InconsistentError({.file = each.display, .tensor = name},
+                              "has a different shape than in " + first.display +
+                                  ", and nothing says how they go together")
+          .with_hint("a state_dict of type SHARDED_STATE_DICT or FULL_STATE_DICT tells this");
     }
     in_context(where, [&] {
       model.push_back({name, first.archive->tensor(value), place_of({{&first, value}})});

@@ -130,11 +130,11 @@ void Regrid::check_grid(const GridOptions& options) const {
   if (is_pipeline()) return;
   if (mesh_.pp > 1) {
     throw UsageError(
-        "the model is no pipeline: it has no files of layers, and nothing tells how it "
+        "the model is not a pipeline: it has no files of layers, and nothing tells how it "
         "becomes " +
         counted(mesh_.pp, "stage"));
   }
-  if (!options.stages.empty()) throw UsageError("--stages: the model is no pipeline");
+  if (!options.stages.empty()) throw UsageError("--stages: the model is not a pipeline");
 }
 
 void Regrid::check_experts() {
@@ -497,7 +497,7 @@ std::shared_ptr<const TpCut> Regrid::cut_for(const Param& param) const {
     throw UnsupportedError(
         {.file = source_.tag_folder().string(), .tensor = param.name},
         "has no rule that says how " + counted(mesh_.tp, "tensor-parallel rank") + " share it")
-        .with_hint("--tp-rule REGEX=cat:0, REGEX=cat:1 or REGEX=replicated says it");
+        .with_hint("--tp-rule REGEX=cat:0, REGEX=cat:1 or REGEX=replicated gives one");
   }
   return in_context({.file = source_.tag_folder().string(), .tensor = param.name}, [&] {
     if (padded_ && is_vocabulary(param) && !param.cut->is_whole()) {

@@ -68,20 +68,20 @@ class JoinedParams {
     const bool same_states = std::equal(
         param.states.begin(), param.states.end(), first_.states.begin(), first_.states.end(),
         [](const ParamState& a, const ParamState& b) { return a.key == b.key; });
-    if (!same_states) refuse(param, "has other optimizer states" + than);
+    if (!same_states) refuse(param, "has different optimizer states" + than);
     for (const ParamState& state : param.states) {
       if (state.value.shape() == param.weight.shape()) continue;
       refuse(param, "has an optimizer state '" + printable(state.key) + "' of another shape");
     }
     if (!same_value(param.step, first_.step)) {
-      refuse(param, "was stepped another number of times" + than);
+      refuse(param, "was stepped a different number of times" + than);
     }
     const bool same_others =
         std::equal(param.others.begin(), param.others.end(), first_.others.begin(),
                    first_.others.end(), [](const WholeState& a, const WholeState& b) {
                      return a.key == b.key && (is_computed_anew(a) || same_value(a.value, b.value));
                    });
-    if (!same_others) refuse(param, "has other values in its optimizer states" + than);
+    if (!same_others) refuse(param, "has different values in its optimizer states" + than);
     for (const WholeState& other : param.others) {
       if (is_computed_anew(other) || other.value.value.is_none() || other.same_on_all_ranks) {
         continue;
@@ -107,7 +107,7 @@ bool holds_nothing(const Value& value) {
     case Kind::set:
     case Kind::frozen_set:
       return value.as_sequence().empty();
-    case Kind::object: {  // set([]), as torch.save has it
+    case Kind::object: {  // set([]), as in torch.save
       const std::span<const Value> arguments = value.as_object().arguments.sequence_or_empty();
       return value.as_object().items.empty() &&
              std::all_of(arguments.begin(), arguments.end(), [](const Value& each) {
@@ -190,7 +190,7 @@ void refuse_untied(const std::vector<Param>& params, const RenamedParam& each) {
     if (params[i].alias_of.empty()) continue;
     throw UnsupportedError(
         {.tensor = params[i].name},
-        "is tied to '" + params[i].alias_of + "', of which --key-map makes something else")
+        "is tied to '" + params[i].alias_of + "', which --key-map turns into something else")
         .with_hint(
             "a rule with a pattern for both names, '^(a|b)\\.weight$ => \\1...', keeps them tied");
   }
@@ -219,7 +219,7 @@ void read_renamed(CheckpointDraft& draft, const Checkpoint& base, KeyMap& rules)
         throw UnsupportedError({.tensor = name}, "is a parameter of one rank alone");
       }
       if (!members.contains(first->second)) {
-        throw UnsupportedError({.tensor = name}, "is in another group of the optimizer than '" +
+        throw UnsupportedError({.tensor = name}, "is in a different group of the optimizer than '" +
                                                      std::string(first->second) +
                                                      "', with which --key-map makes one of it");
       }

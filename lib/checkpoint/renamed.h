@@ -50,7 +50,7 @@ std::vector<WeightsTensor> renamed_weights(const Weights& weights, const WeightN
 using MakeEntry = std::function<pickle::Value(const Param& param, const pickle::Value& saved)>;
 
 // `module` of a renamed checkpoint, as `saved` in `file`: flat, in the file's order or
-// Checkpoint::module_order; entries that are no tensors follow. Throws UnsupportedError for a
+// Checkpoint::module_order; entries that are not tensors follow. Throws UnsupportedError for a
 // tensor whose values are in no file.
 pickle::Value renamed_module(ArchiveCopy& copy, const Checkpoint& checkpoint,
                              const std::string& file, const pickle::Value& saved,

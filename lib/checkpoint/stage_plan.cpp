@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMaxBalancedLayers = 2048;
 
 constexpr const char* kStagesHint =
-    "--stages says it: the first layer of each stage, 0,3,5, or uniform, parameters or blocks";
+    "--stages gives them: the first layer of each stage, 0,3,5, or uniform, parameters or blocks";
 
 StageStarts uniform(size_t layers, uint32_t stages) {
   StageStarts starts;
@@ -108,7 +108,7 @@ StageStarts parsed(std::string_view text) {
     const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), start);
     const auto length = static_cast<size_t>(end - text.data());
     if (failed != std::errc() || (length < text.size() && text[length] != ',')) {
-      throw UsageError("--stages '" + std::string(text) + "' is no list of layers")
+      throw UsageError("--stages '" + std::string(text) + "' is not a list of layers")
           .with_hint(kStagesHint);
     }
     starts.push_back(start);

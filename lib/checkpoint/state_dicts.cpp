@@ -144,7 +144,7 @@ class StateDicts {
       const auto found = by_name.find(name);
       if (found == by_name.end()) {
         throw InconsistentError({.file = draft_.folder.path.string(), .tensor = printable(name)},
-                                "is in the groups of --like, and the model has none such");
+                                "is in the groups of --like, but not in the model");
       }
       std::string& key = key_[owner_[found->second]];
       if (!key.empty()) {
@@ -197,7 +197,7 @@ class StateDicts {
     if (entry.step.archive != nullptr) {
       constexpr double kMostSteps = 1e15;
       const std::optional<double> number = entry.step.archive->scalar(entry.step.value);
-      if (!number) throw CorruptError({.tensor = param.name}, "has a step that is no number");
+      if (!number) throw CorruptError({.tensor = param.name}, "has a step that is not a number");
       auto& steps = draft_.facts.global_steps;
       if (*number >= 0 && *number < kMostSteps) {
         steps = std::max(steps.value_or(0), static_cast<int64_t>(*number));

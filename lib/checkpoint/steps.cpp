@@ -184,7 +184,7 @@ std::optional<double> step_of_right_files(const CheckpointDraft& draft, const Fi
   return right->first;
 }
 
-// Takes the files of other steps than that for lost. False if there is none.
+// Treats files of other steps as lost. False if there is none.
 bool lose_other_steps(CheckpointDraft& draft, const FilesOfSteps& files) {
   const auto right = step_of_right_files(draft, files);
   if (!right) return false;

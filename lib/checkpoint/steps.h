@@ -13,7 +13,7 @@ namespace dsckpt {
 // there are step counts, different hyper-parameters are only noted: ranks may have scheduled apart.
 // The optimizer's state_dict is at `state_key` within optimizer_state_dict. Throws
 // InconsistentError that says which files are from which step. With draft.allow_missing,
-// optimizer-states files from another step than the model-states file become lost instead.
+// optimizer-states files from a different step than the model-states file become lost instead.
 //
 // Then compares the optimizer's step with that of the model-states file (global_steps less
 // skipped_steps). If they differ, a run in fp32 is refused, since nothing else reveals two mixed

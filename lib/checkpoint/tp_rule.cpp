@@ -19,7 +19,7 @@ TpRule TpRule::parse(std::string_view text) {
       if (text.substr(equals + 1) == name) return {std::string(text.substr(0, equals)), how};
     }
   }
-  throw UsageError("'" + std::string(text) + "' is no rule for tensor-parallel slices")
+  throw UsageError("'" + std::string(text) + "' is not a rule for tensor-parallel slices")
       .with_hint("REGEX=cat:0, REGEX=cat:1, REGEX=replicated, REGEX=average or REGEX=sum");
 }
 

@@ -38,7 +38,7 @@ std::vector<ModelEntry> model_entries(CheckpointDraft& draft, const TorchArchive
   FoundTensors found = find_tensors(dict);
   for (const OpaqueTensor& opaque : found.opaque) {
     draft.valueless.push_back(opaque.path);
-    draft.notes.push_back("'" + printable(opaque.path) + "' is a tensor of a kind that is not " +
+    draft.notes.push_back("'" + printable(opaque.path) + "' is a tensor of an unsupported " +
                           "read (" + opaque.kind + ")");
   }
   for (const FoundTensor& tensor : found.tensors) {

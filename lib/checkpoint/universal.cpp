@@ -210,7 +210,7 @@ class UniversalReader {
       TensorSource stored =
           in_context({.file = model().shard().display, .tensor = name},
                      [&, &tensor = value] { return model().shard().archive.tensor(tensor); });
-      // A value that a float32 copy cannot hold is no master either.
+      // A value that a float32 copy cannot hold is not a master either.
       const bool has_copy = stored.dtype() == DType::float32 || stored.dtype() == DType::bfloat16 ||
                             stored.dtype() == DType::float16;
       if (draft_.facts.frozen_known ? is_stepped(name) : has_copy) {
@@ -361,7 +361,7 @@ class UniversalReader {
       if (split_ != nullptr) return whole_value(file, name, shape, is_master);
       if (root.find_or_none("is_expert_param").is_true()) {
         throw InconsistentError({},
-                                "belongs to experts, of which the model-states file says nothing");
+                                "belongs to experts that the model-states file does not mention");
       }
       TensorSource source = file.archive.tensor(value);
       if (root.find_or_none("vocab_tensor").is_true()) source = padded(source, name, shape);

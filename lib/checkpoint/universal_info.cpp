@@ -147,7 +147,7 @@ struct UniversalInfo::Impl {
     std::vector<TpPart> parts;
   };
   KeyedMap<std::string, FirstShares> first_shares;
-  // True if the file has a list of what every rank has whole: then it means all others to be cut.
+  // True if the file has a list of what every rank has whole: then all others are cut.
   bool lists_replicated = false;
   double version = 0;
   Where where;
@@ -564,7 +564,7 @@ void UniversalInfo::Impl::decide_by_lists(Rule& rule, std::optional<size_t> sub_
   }
 }
 
-// True if the lists mean the parameter to be cut by the rule that they make.
+// True if the lists say that the parameter is cut by their rule.
 bool UniversalInfo::Impl::is_told(const std::string& name) const {
   if (lists_replicated || !sub_params.matches(name).empty()) return true;
   return std::any_of(lists.begin(), lists.end(), [&](const PatternList& list) {
@@ -833,7 +833,7 @@ TensorSource UniversalInfo::Rule::merge(std::vector<TensorSource> slices,
   if (!fits) {
     throw InconsistentError(
         {.tensor = name_},
-        std::string(state) + " has slices of other shapes than " + list_of(slice_shapes_));
+        std::string(state) + " has slices of different shapes than " + list_of(slice_shapes_));
   }
   const std::string what = std::string(state) + " of '" + name_ + "' on tensor-parallel";
   return in_context({.tensor = name_}, [&] {

@@ -159,7 +159,7 @@ WeightsIndex read_weights_index(const fs::path& path) {
     const std::vector<std::byte> bytes = file.read(0, file.size());
     const json index = parse_json(as_text(bytes));
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-      throw CorruptError({}, "is no index: it has no object \"weight_map\"");
+      throw CorruptError({}, "is not an index: it has no object \"weight_map\"");
     }
     WeightsIndex read;
     for (const auto& [name, where] : index["weight_map"].items()) {
@@ -193,9 +193,9 @@ Value model_in(const TorchArchive& archive, const std::string& display,
                const Weights::Options& options, std::vector<std::string>& notes) {
   const Value& root = archive.root();
   if (const std::string_view shard = shard_by_keys(root); !shard.empty()) {
-    throw InconsistentError(
-        {.file = display},
-        "is no file of weights but, by its keys, a shard of DeepSpeed (" + std::string(shard) + ")")
+    throw InconsistentError({.file = display},
+                            "is not a file of weights but, by its keys, a shard of DeepSpeed (" +
+                                std::string(shard) + ")")
         .with_hint(
             "give the folder that has all shards of the checkpoint, under the names that "
             "DeepSpeed gave them");
@@ -247,9 +247,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
     if (!missing.empty() && !options.allow_missing) {
       throw InconsistentError({.file = index_path.string()},
                               "names files that are missing: " + missing)
-          .with_hint(
-              "the other files alone, with --allow-missing, or the missing ones fetched "
-              "again");
+          .with_hint("fetch these again, or read the other files alone with --allow-missing");
     }
   }
   if (options.of_model || !root.empty()) {
@@ -364,7 +362,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
     weights.tensors_.push_back({std::move(whole.name), std::move(whole.value), ""});
   }
   if (shards > 0) {
-    weights.notes_.push_back("the tensors are put together from what is in " +
+    weights.notes_.push_back("the tensors are joined from the chunks in " +
                              counted(shards, "shard") +
                              "; nothing in the files tells whether another follows the last");
   }

@@ -1,4 +1,4 @@
-// Weights: files of named tensors that are no shards of ZeRO, as torch.save, safetensors and
+// Weights: files of named tensors that are not shards of ZeRO, as torch.save, safetensors and
 // huggingface_hub write them. Metadata only.
 #pragma once
 
@@ -32,7 +32,7 @@ std::vector<std::filesystem::path> find_weights(Folders& folders,
 bool is_weights_index(const std::filesystem::path& path);
 // True if a file has a name that frameworks give to weights, or to their index.
 bool is_weights_name(const std::filesystem::path& path);
-// Throws IoError, and CorruptError if the file is no index.
+// Throws IoError, and CorruptError if the file is not an index.
 WeightsIndex read_weights_index(const std::filesystem::path& path);
 
 // The files that make a checkpoint of the weights beside them.
@@ -101,7 +101,7 @@ class Weights {
   const std::vector<OpaqueTensor>& unread() const { return unread_; }
   // Files that are not there, with allow_missing, as messages call them.
   const std::vector<std::string>& missing() const { return missing_; }
-  // Things a user should know that are no errors.
+  // Notes for the user; they are not errors.
   const std::vector<std::string>& notes() const { return notes_; }
   // Only the files, which the tensors' sources do not need.
   std::vector<WeightsFile> take_files() && { return std::move(files_); }

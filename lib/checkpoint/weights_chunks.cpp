@@ -51,7 +51,7 @@ bool has_chunks(const SafetensorsFile& file) {
 void WeightsChunks::add(const InputFile& input, const SafetensorsFile& file) {
   const Where header{.file = input.display(), .member = std::string(kShardingInfo)};
   const json sharding = parse_json(file.metadata().at(std::string(kShardingInfo)));
-  if (!sharding.is_object()) throw CorruptError(header, "is no object of JSON");
+  if (!sharding.is_object()) throw CorruptError(header, "is not a JSON object");
   for (const SafetensorsEntry& entry : file.entries()) {
     in_context({.file = input.display(), .tensor = entry.name}, [&] {
       Shape offsets = offsets_in(sharding, entry);

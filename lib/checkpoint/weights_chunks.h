@@ -1,4 +1,4 @@
-// Weights in safetensors files, of which every rank has written its own part: torch's
+// Weights in safetensors files, where each rank has written its own part: torch's
 // HuggingFaceStorageWriter with save_distributed.
 //
 // torch/distributed/checkpoint/filesystem.py _write_files_from_queue, hf_storage.py read_metadata,

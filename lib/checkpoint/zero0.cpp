@@ -150,7 +150,7 @@ class ExpertFiles {
           const size_t local = name.find("deepspeed_experts" + number + ".");
           if (local == name.npos) {
             throw InconsistentError(
-                {}, "is no parameter of expert " + std::to_string(shard.name.expert));
+                {}, "is not a parameter of expert " + std::to_string(shard.name.expert));
           }
           const std::string module = name.substr(0, name.find("experts.deepspeed_experts."));
           per_layer_[shard.name.layer].insert(shard.name.expert);

@@ -119,7 +119,7 @@ std::string name_at(const FlatGroup& group, uint64_t at) {
 // The contents of one world's shards.
 struct FlatWorld {
   std::vector<OwnedParam> owned;
-  bool round_robin = false;  // whether the flat groups have another order than the optimizer's
+  bool round_robin = false;  // whether the order of the flat groups differs from the optimizer's
 };
 
 class Zero12WorldReader {
@@ -179,7 +179,7 @@ class Zero12WorldReader {
 
  private:
   // The ranks that share a group, by the expert-parallel rank whose experts they have; 0 of 1 for
-  // what is no expert.
+  // parameters that are not experts.
   struct ExpertParts {
     std::map<uint32_t, std::vector<const Shard*>> by_rank;
     uint32_t ep_size = 1;
@@ -422,8 +422,8 @@ class Zero12WorldReader {
       const auto groups = state.sequence(keys::kSingleFp32Partition);
       in_context(shard->where(member_of(g)), [&] {
         if (groups.size() != model_.param_shapes.size()) {
-          throw InconsistentError({},
-                                  "another number of groups than in " + optim_.front()->display);
+          throw InconsistentError(
+              {}, "a different number of groups than in " + optim_.front()->display);
         }
         const TensorSource masters = flat_masters(*shard, groups[g]);
         if (!partitions.empty() && masters.dtype() != partitions.front().masters.dtype()) {

@@ -57,11 +57,11 @@ class DcpWriter {
  private:
   struct Entry {
     std::vector<DcpPath> keys;
-    DcpTensor tensor = {};                  // of what is one; its chunks come with the layout
+    DcpTensor tensor = {};                  // if it is a tensor; its chunks come with the layout
     std::vector<TensorSource> source = {};  // none or one: its elements
     Cut cut = Cut::whole;
     bool is_tensor = false;
-    std::string archive = {};  // of what has no source, whole
+    std::string archive = {};  // the whole archive of an object without a source
   };
   class Layout;
 

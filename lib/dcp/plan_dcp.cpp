@@ -278,7 +278,7 @@ class DcpPlanner {
       optimizer_folder().add_float({state_path(param, "step")}, static_cast<float>(*step));
     } else if (is_adam(param.states)) {
       // Old releases counted steps for a whole group, and once more for each sub-group at stage 3.
-      throw UnsupportedError({.tensor = param.name}, "has moments, and no step of its own")
+      throw UnsupportedError({.tensor = param.name}, "has moments, but no step of its own")
           .with_hint(kWithoutOptimizer);
     }
     for (const ParamState& state : param.states) {
@@ -291,9 +291,9 @@ class DcpPlanner {
   static std::optional<double> float_step_of(const Param& param) {
     if (param.step.archive == nullptr) return std::nullopt;
     const std::optional<double> step = step_of(param);
-    if (!step) throw UnsupportedError({.tensor = param.name}, "has a step that is no number");
+    if (!step) throw UnsupportedError({.tensor = param.name}, "has a step that is not a number");
     if (static_cast<float>(*step) != *step) {
-      throw UnsupportedError({.tensor = param.name}, "has a step that is no float32");
+      throw UnsupportedError({.tensor = param.name}, "has a step that is not a float32");
     }
     return step;
   }

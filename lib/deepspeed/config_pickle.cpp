@@ -134,7 +134,7 @@ Value to_pickle(pickle::Document& document, const ordered_json& json, const Conf
     case ordered_json::value_t::discarded:
       break;
   }
-  place.unsupported("is not a value of JSON");
+  place.unsupported("is not a JSON value");
 }
 
 }  // namespace

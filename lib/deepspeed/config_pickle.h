@@ -7,7 +7,7 @@
 
 namespace dsckpt {
 
-// A pickled configuration as JSON. Tuples become lists; keys that are no strings become those of
+// A pickled configuration as JSON. Tuples become lists; keys that are not strings become those of
 // Python's json. Reals are kept, even infinities (Accelerate sets steps_per_print to one): write
 // the result with ds_config_text(). Throws UnsupportedError, which names the key path, for integers
 // beyond int64, bytes, sets and objects. Throws it also for two keys that become equal, and for

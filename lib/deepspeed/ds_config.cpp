@@ -32,7 +32,7 @@ class Builder : public JsonTree<ordered_json> {
                                        : (path.empty() ? "" : ".") + outer.key;
       }
       if (!path.empty()) path += ".";
-      throw UsageError("the key " + path + name + " is there twice");
+      throw UsageError("the key " + path + name + " appears twice");
     }
     level.key = std::move(name);
     return true;

@@ -2,7 +2,7 @@
 //
 // DeepSpeed saves the configuration that it was given, which may be the path of a file, and
 // programs change it. A reader must not fail for that. A field that is missing, of another type or
-// "auto" counts as absent. A configuration that is no dict has no fields.
+// "auto" counts as absent. A configuration that is not a dict has no fields.
 #pragma once
 
 #include <cstdint>

@@ -39,7 +39,7 @@ std::string SubGroupId::to_string() const {
 
 std::filesystem::path swap_file_name(uint64_t rank, const std::string& ds_id) {
   if (ds_id.find('/') != ds_id.npos || ds_id.find('\0') != ds_id.npos) {
-    throw CorruptError({}, "has a ds_id that is no file name");
+    throw CorruptError({}, "has a ds_id that is not a file name");
   }
   return std::filesystem::path("rank" + two_digits(rank)) / (ds_id + std::string(kSwapSuffix));
 }

@@ -30,7 +30,8 @@ DSCKPT_EXPORT Job plan_unpack(const std::filesystem::path& input, bool sha256 = 
 
 // The part of a checkpoint that stripping keeps.
 enum class Keep : uint8_t {
-  // The weights: masters, buffers, frozen parameters, tied names, and everything that is no tensor.
+  // The weights: masters, buffers, frozen parameters, tied names, and everything that is not a
+  // tensor.
   // The optimizer states are left out, and so are the model's own copies of weights that have
   // masters. In the pickles, tensors of torch's `meta` device take their places. At stage 0 all
   // weights of the model stay.

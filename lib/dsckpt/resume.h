@@ -25,14 +25,14 @@ struct EngineTensor {
   DType dtype = DType::float32;
   Shape shape;           // of the whole tensor
   std::string alias_of;  // of a tied parameter, the entry that it is the same tensor as; else ""
-  // How many expert-parallel ranks have other experts under its name. 0: it is no expert's.
+  // How many expert-parallel ranks have other experts under its name. 0: it is not an expert's.
   uint32_t ep = 0;
 };
 
 // A running engine of DeepSpeed, on one of its mp ranks.
 struct EngineFacts {
   uint32_t dp = 1;                    // data-parallel ranks, up to kMaxRanks
-  std::vector<uint32_t> stages = {};  // the first layer of each; empty: the model is no pipeline
+  std::vector<uint32_t> stages = {};  // the first layer of each; empty: the model is not a pipeline
   uint32_t tp = 1;                    // tensor-parallel ranks
   uint32_t mp_rank = 0;               // whose stage and slices `tensors` are of
   int stage = 0;                      // of ZeRO

@@ -100,10 +100,10 @@ using ProgressCallback = std::function<bool(uint64_t done, uint64_t total)>;
 // Runs `job` into the folder `output` and commits: the files get their final names when all of them
 // are complete. After an exception nothing remains but the part that RunOptions::resume keeps. If
 // not all old files could be put back, the message names the files that remain. Throws UsageError
-// if `output` is no place for the job, or the part kept there belongs to another job. Throws
-// CorruptError for a record whose CRC32 is wrong, IoError, and InterruptedError when `progress`
-// asked to stop. Exceptions of `progress` leave run() too; the output stays if one comes after the
-// commit.
+// if `output` cannot be the place for the job, or the part kept there belongs to another job.
+// Throws CorruptError for a record whose CRC32 is wrong, IoError, and InterruptedError when
+// `progress` asked to stop. Exceptions of `progress` leave run() too; the output stays if one comes
+// after the commit.
 DSCKPT_EXPORT RunStats run(const Job& job, const std::filesystem::path& output,
                            const RunOptions& options = {}, const ProgressCallback& progress = {});
 

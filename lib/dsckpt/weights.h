@@ -26,7 +26,7 @@ DSCKPT_EXPORT extern const WeightsFormat kSafetensors;
 inline constexpr uint64_t kOneFile = ~uint64_t{0};
 
 // The names of tensors of a transformers model. Since release 5 of transformers, a module has other
-// names and other tensors than the files on the hub. For instance, it fuses experts into one
+// names and different tensors than the files on the hub. For instance, it fuses experts into one
 // tensor.
 enum class TensorNames : uint8_t {
   by_config,  // hub, if a config.json that is copied along names the model; else module
@@ -96,9 +96,9 @@ struct AdapterOptions {
 // adapter are left out with a note, as peft does. If there are several adapters, each gets a folder
 // of its name, except "default". Throws UsageError if no adapter was trained, or if a configuration
 // is given for several. Throws UsageError if names do not begin with base_model.model., or if there
-// is no configuration and none can be derived. Throws InconsistentError if the configuration's rank
-// is not that of the tensors, or if lost files hold a part of the adapter. Throws UnsupportedError
-// for a prompt that peft computes with a network.
+// is not a configuration and none can be derived. Throws InconsistentError if the configuration's
+// rank is not that of the tensors, or if lost files hold a part of the adapter. Throws
+// UnsupportedError for a prompt that peft computes with a network.
 DSCKPT_EXPORT Job plan_adapter(const Source& source, const WeightsOptions& weights = {},
                                const AdapterOptions& options = {});
 

@@ -130,7 +130,7 @@ class WholeFolder final : public Commit {
   const Folder& staging() const { return *staging_.folder; }
   const Folder& place_now() const { return *staging_.place; }
 
-  // By the run that this one goes on with.
+  // By the run that this one resumes.
   bool is_published() const {
     if (!staging_.written_inode) return false;
     const std::optional<struct stat> found = place_now().look(name_);
@@ -183,7 +183,7 @@ class WholeFolder final : public Commit {
     });
   }
   UsageError is_another() const {
-    return UsageError(target_.string() + ": is another folder than when this run began");
+    return UsageError(target_.string() + ": is not the folder that was there when this run began");
   }
 
   // The old folder is then in the staging folder, and removed with it.
@@ -275,7 +275,7 @@ class FileByFile final : public Commit {
     }
     old_.clear();
     if (kept_before_ > 0) {
-      problems.push_back("files that the run before replaced are in " +
+      problems.push_back("files that the previous run replaced are in " +
                          staging_.old_path().string());
     }
     return problems;
@@ -296,7 +296,7 @@ class FileByFile final : public Commit {
     return stored_name(staging_.plan.outputs()[out], staging_.options.packed);
   }
 
-  // By the run that this one goes on with.
+  // By the run that this one resumes.
   bool is_published(OutputId out) const {
     return staging_.written_inode && !staging().has(staging_.staged(out)) &&
            target().has(form(out));
@@ -400,7 +400,7 @@ class FileByFile final : public Commit {
   std::optional<std::pair<fs::path, Folder>> folder_;  // folder_of()'s last
   std::set<fs::path> changed_;                         // folders in the target, since the last sync
   std::vector<Old> old_;                               // in the order in which they made room
-  size_t kept_before_ = 0;         // old files, by the run that this one goes on with
+  size_t kept_before_ = 0;         // old files, by the run that this one resumes
   std::vector<OutputId> renamed_;  // outputs that have their final names
 };
 
@@ -434,7 +434,7 @@ std::unique_ptr<Commit> choose_commit(Staging& staging) {
   const fs::file_status status = fs::status(target, ignored);
   if (fs::exists(status) && !fs::is_directory(status)) {
     throw UsageError(target.string() + ": is not a folder")
-        .with_hint("the output is a folder that is made; give another name");
+        .with_hint("the output must be a new folder; give another name");
   }
   if (!fs::exists(status) && fs::exists(fs::symlink_status(target, ignored))) {
     throw UsageError(target.string() + ": is a link to nothing");
@@ -462,8 +462,8 @@ void check_free_to_take(const Folder& folder) {
 void check_same_job(const Folder& folder, const JobIdentity& job) {
   const std::string difference = difference_from_saved(folder, job);
   if (difference.empty()) return;
-  throw UsageError(folder.path().string() + ": this command cannot go on with it: " + difference)
-      .with_hint("the command that it was begun with goes on; else remove that folder");
+  throw UsageError(folder.path().string() + ": this command cannot resume it: " + difference)
+      .with_hint("the command that started it resumes it; else remove that folder");
 }
 
 bool can_go_on(const fs::path& target) {
@@ -492,8 +492,8 @@ Folder make_resumable_folder(const Folder& place, const std::string& name) {
   place.remove_folder(name);
   throw UsageError(folder.path().string() + ": the file system gives what user " +
                    std::to_string(::geteuid()) + " makes to user " +
-                   std::to_string(folder.owner()) + ", so that nobody could tell later whose it is")
-      .with_hint("run as a user whom it knows, or without --resume and --emit-plan");
+                   std::to_string(folder.owner()) + ", so its owner would be unknown later")
+      .with_hint("run as a user that the file system knows, or without --resume and --emit-plan");
 }
 
 std::optional<Resumable> find_resumable(const fs::path& target, bool whole_folder) {

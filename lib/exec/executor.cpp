@@ -411,11 +411,11 @@ class PlanRun {
   const Units units_;
   std::deque<OutputState> outputs_;  // deque: the states cannot move
   std::vector<Place> places_;        // rising
-  std::vector<BatchRange> done_;     // by the run that this one goes on with
+  std::vector<BatchRange> done_;     // by the run that this one resumes
   std::optional<AnnouncedReads> ahead_;
   std::atomic<bool> failed_{false};
 
-  std::mutex mutex_;                 // of what follows
+  std::mutex mutex_;                 // guards what follows
   std::condition_variable changed_;  // a batch is done, or the run has failed
   uint64_t next_ = 0;                // batch
   uint64_t saved_ = 0;               // next_ when `save` was called last

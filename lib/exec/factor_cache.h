@@ -35,7 +35,7 @@ class FactorCache {
   struct Slot {
     explicit Slot(uint32_t number) : index(number) {}
     const uint32_t index;
-    std::mutex mutex;  // of what follows
+    std::mutex mutex;  // guards what follows
     std::shared_ptr<const Factors> factors;
   };
   struct Entry {

@@ -164,7 +164,7 @@ void FarMarker::sweep(std::span<const FarObject> found) {
       std::optional<Said> said = read(object);
       if (!said || said->owner.state == OwnerState::alive) return;
       if (said->owner.state == OwnerState::dead && said->is_planned_here()) {
-        notes_.push_back(shown_as(object.path) + " is of an output that is planned in " +
+        notes_.push_back(shown_as(object.path) + " belongs to an output that is planned in " +
                          said->planned_in);
         return;
       }
@@ -172,7 +172,7 @@ void FarMarker::sweep(std::span<const FarObject> found) {
         dead.push_back(std::move(*said));
         return;
       }
-      notes_.push_back(shown_as(object.path) + " is of an unfinished output" +
+      notes_.push_back(shown_as(object.path) + " belongs to an unfinished output" +
                        (said->owner.who.empty() ? "" : " of " + said->owner.who) +
                        "; a run that begins a day later removes its left-overs");
     });
@@ -233,7 +233,7 @@ void FarMarker::sweep_dead(const std::vector<Said>& dead) {
         notes_.push_back("removed " + shown_as(said.object.path) + " and " + what + whose);
       } else {
         notes_.push_back("removed " + what + " of " + shown_as(said.object.path) + whose + "; " +
-                         counted(kept, "other") + " may be of a run that is under way");
+                         counted(kept, "other") + " may belong to a run that is under way");
       }
     });
   }

@@ -87,7 +87,7 @@ class FarMarker {
   std::string path_ = {};  // "": there is none
   bool is_another_s_ = false;
   int64_t since_ = 0;
-  std::mutex beating_;  // of what follows
+  std::mutex beating_;  // guards what follows
   std::chrono::steady_clock::time_point next_beat_ = {};
 };
 

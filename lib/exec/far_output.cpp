@@ -117,7 +117,7 @@ void FarOutput::look() {
 
 void FarOutput::check_free() const {
   if (!target_.path.empty() && target_.store->find_etag(target_.path)) {
-    throw UsageError(shown_as(target_.path) + ": is an object, and no folder")
+    throw UsageError(shown_as(target_.path) + ": is an object, not a folder")
         .with_hint("give another name");
   }
   if (options_.whole_folder && !options_.force &&
@@ -129,7 +129,7 @@ void FarOutput::check_free() const {
     const fs::path file(stored_name(plan_.outputs()[out], options_.packed));
     for (fs::path folder = file.parent_path(); !folder.empty(); folder = folder.parent_path()) {
       if (!existing_.contains(path_of(folder.string()))) continue;
-      throw UsageError(shown_as(path_of(folder.string())) + ": is an object, and no folder");
+      throw UsageError(shown_as(path_of(folder.string())) + ": is an object, not a folder");
     }
     const std::string path = path_of(file.string());
     const auto inside = existing_.lower_bound(path + "/");
@@ -216,7 +216,7 @@ void FarOutput::make_folder() {
     place_ = Folder::make(path, made_folders_);
     for (const std::string& other : place_->names()) {
       if (other == name || other == kCommittedFile) continue;
-      throw UsageError(path.string() + ": holds something else than a plan")
+      throw UsageError(path.string() + ": holds something other than a plan")
           .with_hint("--plan-in DIR makes a new folder, and needs its name");
     }
     if (const std::optional<Folder> before = place_->own(name)) {
@@ -453,7 +453,7 @@ void FarOutput::commit(const Pointer& pointer, const CommitHelp& help) {
       save_written(*folder_, folder_->number());
     }
   } catch (const Error& error) {
-    // The next commit goes on with what is there.
+    // The next commit continues from there.
     if (is_kept() && error.kind() != ErrorKind::corrupt) throw;
     take_back(error);
   } catch (const std::exception& error) {  // memory, mostly
@@ -590,15 +590,15 @@ void FarOutput::abort_uploads() {
     target_.store->abort_upload(upload.path, upload.id);
   }
   if (const size_t kept = found - maybe_ours.size(); kept > 0) {
-    throw IoError({}, counted(kept, "unfinished upload") + " may be of another run", 0);
+    throw IoError({}, counted(kept, "unfinished upload") + " may belong to another run", 0);
   }
 }
 
 void FarOutput::give_up(bool forever) {
   if (is_kept() && goes_on() && !forever) {
     if (folder_ && !leaves_run_before_) {
-      notes_.push_back("what is done is kept in " + folder_->path().string() +
-                       ": dsckpt commit goes on with it, dsckpt abandon removes it");
+      notes_.push_back("completed work is kept in " + folder_->path().string() +
+                       ": dsckpt commit continues it, dsckpt abandon removes it");
     }
     owner_.reset();
     folder_.reset();

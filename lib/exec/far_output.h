@@ -68,7 +68,7 @@ struct FarOptions {
   // chosen; else one of this run. Empty: there are no others.
   std::filesystem::path folder = {};
   const JobIdentity* job = nullptr;  // StageOptions::job
-  // The outputs as the run that is gone on with has begun them; nothing: there is no such run.
+  // The outputs as the resumed run has begun them; nothing: there is no such run.
   std::optional<FarStaging> begun = {};
 };
 
@@ -124,7 +124,7 @@ class FarOutput : public Output {
 
  private:
   struct Object {
-    bool is_in_doubt = false;  // nobody knows what came of publishing it
+    bool is_in_doubt = false;  // it is unknown whether it was published
     bool is_published = false;
     std::string etag = {};  // then
     uint64_t size = 0;
@@ -175,7 +175,7 @@ class FarOutput : public Output {
 
   std::mutex rewriting_;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards what follows
   std::vector<std::string> notes_ = {};
   FarMarker marker_;
 

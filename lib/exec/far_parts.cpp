@@ -140,7 +140,7 @@ void FarParts::send(OutputId out, uint64_t number, std::span<const std::byte> by
     const auto [known, is_new] = file.crcs.emplace(number, crc);
     if (!is_new && known->second != crc) {
       throw IoError({.file = shown(out), .offset = number * cut_.part_bytes},
-                    "was written again, and the input gives other bytes than before", 0);
+                    "was written again, and the input now gives different bytes", 0);
     }
   }
   std::string etag =

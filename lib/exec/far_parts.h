@@ -94,7 +94,7 @@ class FarParts : public Sink {
     std::vector<std::string> etags = {};     // of the parts that were sent
     std::map<uint64_t, uint32_t> crcs = {};  // of these, and of those of the upload before
     std::map<uint64_t, Part> parts = {};     // that are not complete; of one that is held, all
-    // Parts of which some bytes were left, and what this process has of them: offsets and bytes.
+    // By part, the bytes of it that this process has and did not send: offsets and bytes.
     std::map<uint64_t, std::vector<std::pair<uint64_t, std::string>>> late = {};
     uint64_t size = 0;
     bool is_over = false;

@@ -31,7 +31,7 @@ struct ItemReader::Target {
   uint64_t before;
   uint64_t first;
 
-  // The place of `size` bytes of row `row` from its column's byte `at` on.
+  // The place of `size` bytes of row `row`, from byte `at` of its column on.
   std::span<std::byte> place(uint64_t row, uint64_t at, uint64_t size) const {
     return bytes.subspan(row * pitch + before + at - first, size);
   }

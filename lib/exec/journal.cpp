@@ -26,14 +26,14 @@ using nlohmann::json;
 
 constexpr const char* kJob = "job";
 constexpr const char* kJournal = "journal";
-// A process that works on the steps of a conversion may write there what it is at.
+// A process that works on the steps of a conversion may write its current state there.
 constexpr int kMostRemovals = 20;
 constexpr std::chrono::milliseconds kBetweenRemovals{20};
 constexpr int kVersion = 4;
 
 IoError damaged(const Folder& folder, const char* name) {
   return IoError({.file = (folder.path() / name).string()},
-                 "is damaged, so that nothing can go on there; remove the folder", 0);
+                 "is damaged and cannot be resumed; remove the folder", 0);
 }
 
 struct NotAsWritten {};
@@ -225,8 +225,8 @@ int remove_staging_folder(const Folder& place, const Folder& folder) {
 std::string difference_from_saved(const Folder& folder, const JobIdentity& job) {
   return read_as_written(folder, kJob, [&]() -> std::string {
     const json saved = saved_job(folder);
-    if (saved.at("version") != kVersion) return "another release of this program has begun it";
-    if (saved.at("folder") != folder.number()) return "it was begun in another folder";
+    if (saved.at("version") != kVersion) return "another release of this program started it";
+    if (saved.at("folder") != folder.number()) return "it was started in another folder";
     std::string found = first_difference(files_of(saved.at("inputs")), job.inputs, true);
     if (found.empty()) {
       found = first_difference(files_of(saved.at("outputs")), job.outputs, false);
@@ -235,7 +235,7 @@ std::string difference_from_saved(const Folder& folder, const JobIdentity& job) 
       found = "its options are '" + job.options + "', and not '" +
               saved.at("options").get<std::string>() + "'";
     }
-    if (found.empty() && saved.at("plan") != job.plan) found = "it writes other contents";
+    if (found.empty() && saved.at("plan") != job.plan) found = "it writes different contents";
     return found;
   });
 }

@@ -38,7 +38,7 @@ constexpr milliseconds kBeat{1000};
 constexpr milliseconds kMissedBeat{1500};
 // In which all ranks come, mostly.
 constexpr std::chrono::seconds kGathering{30};
-// In which ranks that live leave what they are at.
+// In which living ranks stop their current task.
 constexpr milliseconds kLongestStop{5000};
 constexpr milliseconds kShortPause{5};
 constexpr milliseconds kPause{100};
@@ -379,7 +379,7 @@ struct Meeting::Impl {
   std::optional<Folder> folder;
   milliseconds pause{};
 
-  mutable std::mutex mutex;         // of what follows
+  mutable std::mutex mutex;         // guards what follows
   std::condition_variable changed;  // for the thread
   std::condition_variable seen;     // for those who wait
   FirstNote note;
@@ -588,7 +588,7 @@ struct Attendance::Impl {
   milliseconds pause{};
   Progress progress;
 
-  std::mutex mutex;                 // of what follows
+  std::mutex mutex;                 // guards what follows
   std::condition_variable changed;  // for the thread
   std::condition_variable seen;     // for next()
   FirstNote first;

@@ -36,7 +36,7 @@ struct MeetingOptions {
 
 // The wishes of rank 0 to all others.
 enum class Word : uint8_t {
-  nothing,  // leave what you are at
+  nothing,  // stop the current task
   look,     // at these folders (node_files.h)
   serve,    // your files, to those who have this token
   work,     // with me on the tasks in this folder (rank_work.h)
@@ -68,7 +68,7 @@ class Meeting {
   // Says a word, and returns the answers of all that are not away, by rank. Waits for ranks that
   // have not come yet. Throws as check(), and InterruptedError.
   std::map<int, std::string> ask(Word word, const std::string& text, const Progress& progress);
-  // Says that nothing is to be done, and returns when all have left what they were at.
+  // Tells all ranks to stop their current task, and returns when all have done so.
   void stop();
   // Says with which status to end, and returns when all have heard it.
   void end(int status);

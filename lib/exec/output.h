@@ -54,7 +54,7 @@ class Output : public Sink {
   // The rest but commit() and give_up() after prepare(). The folder in which processes meet;
   // nullptr: one process does all of it at once.
   virtual const Folder* folder() const = 0;
-  // With a folder: what others must know to write there, and the folders that prepare() made,
+  // With a folder: the facts that others need to write there, and the folders that prepare() made,
   // outermost first.
   virtual StagingPlace place() const = 0;
   virtual const std::vector<std::filesystem::path>& made_folders() const = 0;

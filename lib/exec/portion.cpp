@@ -367,7 +367,7 @@ class PortionFlow {
   const std::function<void(PortionResult)>& done_;
   const OnPortionFailed& failed_;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::vector<std::shared_ptr<Active>> active_;
   std::shared_ptr<Active> current_;  // which may have something left to begin

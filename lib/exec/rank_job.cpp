@@ -165,7 +165,7 @@ RankJob RankJob::decode(std::string_view bytes) {
 
 IoError other_input(const RankJob::Input& wanted, const InputFile& file, bool on_rank) {
   return IoError({.file = wanted.display},
-                 std::string("is another file here than ") +
+                 std::string("is not the same file here as ") +
                      (on_rank ? "on rank 0" : "when it was planned") + ": " +
                      counted(file.stored_size(), "byte") + " instead of " +
                      std::to_string(wanted.stored_size) +

@@ -72,8 +72,8 @@ IoError other_input(const RankJob::Input& wanted, const InputFile& file, bool on
 // A rank's part of `bytes_per_second` for all ranks; 0: no limit.
 uint64_t rate_of_rank(uint64_t bytes_per_second, int ranks);
 
-// Encodes any exception as an error for another process to report. An exception that is no Error is
-// a bug, and stays one.
+// Encodes any exception as an error for another process to report. An exception that is not an
+// Error is a bug, and stays one.
 std::string encode_failure(const std::exception& failure);
 // Throws it there, with `who` in front, unless `who` is empty.
 [[noreturn]] void throw_failure(std::string_view bytes, const std::string& who);

@@ -152,7 +152,7 @@ class WorkOfAll {
   const uint64_t done_before_;
   const AnswerTask& answer_;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::set<size_t> begun_;  // by this rank
   const WorkingRank self_;

@@ -57,8 +57,8 @@ class RecordChecks {
   // object only collects reports.
   RecordChecks(RecordUse use, size_t records);
 
-  // The record of the bytes of item `index`, or kNone. The item is no interleave. For a same, the
-  // record of its first operand.
+  // The record of the bytes of item `index`, or kNone. The item is not an interleave. For a same,
+  // the record of its first operand.
   uint32_t record_of_item(size_t index) const { return use_.of_item[index]; }
   // The record of a column of an interleave, or of an operand of a weighted mean, by its index in
   // the plan's operands.

@@ -71,7 +71,7 @@ void StagedOutput::prepare() {
   commit_->check();
   if (options_.stripe && !goes_on_) check_can_stripe(commit_->place());
   if (!goes_on_) staging_->place = folder_if_there(commit_->place());
-  // The folder that is gone on with is alive again.
+  // The resumed folder is alive again.
   if (staging_->place) notes_ = clear_left_overs(*staging_->place);
   if (const auto lack = lack_of_space()) throw *lack;
   if (!goes_on_) make_staging_folder();
@@ -114,7 +114,7 @@ std::string StagedOutput::check() {
   return lack ? lack->what() : "";
 }
 
-// True if the run before has left something to go on with.
+// True if the previous run has left something to resume.
 bool StagedOutput::take_up() {
   for (const bool whole_folder : {true, false}) {
     const std::optional<Resumable> found = find_resumable(staging_->target, whole_folder);
@@ -265,8 +265,8 @@ void StagedOutput::give_up(bool forever) {
     owner_.reset();
     files_.reset();
     if (!leaves_run_before_) {
-      notes_.push_back("what is done is kept in " + staging_->folder->path().string() +
-                       ": the same command goes on");
+      notes_.push_back("completed work is kept in " + staging_->folder->path().string() +
+                       ": the same command resumes it");
     }
     staging_->is_there = false;
     staging_->made_folders.clear();

@@ -126,7 +126,7 @@ bool is_locked(int fd) {
 }
 
 // The signatures of this process on folders that it still writes to, where locks do not tell. A
-// process that has given a folder up may go on with it itself.
+// process that has given a folder up may resume it itself.
 class Signed {
  public:
   void add(int fd) {
@@ -187,7 +187,7 @@ std::string clear_left_over(const Folder& place, const std::string& name) {
   if (owner.state == OwnerState::alive) return "";
   if (ours->has(kPlanFile) && has_job(*ours)) {
     return path +
-           " is a conversion that was planned: 'dsckpt commit' with that path ends it, 'dsckpt "
+           " is a planned conversion: 'dsckpt commit' with that path finishes it, 'dsckpt "
            "abandon' removes it";
   }
   // The rest of a removal that was killed.
@@ -198,7 +198,7 @@ std::string clear_left_over(const Folder& place, const std::string& name) {
   }
   if (has_job(*ours)) {
     return path +
-           " is an unfinished output: the same command as before goes on with it if it has "
+           " is an unfinished output: the same command resumes it if it has "
            "--resume; else remove it";
   }
   const int kept = place.remove_all(name);

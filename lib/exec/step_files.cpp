@@ -103,13 +103,13 @@ StepPlan decode(const Folder& folder, std::string_view bytes) {
   if (reader.number() != kStepFormat) {
     throw UsageError(shown_in(folder, kPlanFile) +
                      ": another release has planned it: " + plan.by.program)
-        .with_hint("go on with that one, or " + how_to_begin_anew(folder));
+        .with_hint("continue with that release, or " + how_to_begin_anew(folder));
   }
   plan.by.words = read_texts(reader);
   plan.by.folder = reader.text();
   if (reader.number() != folder.number()) {
     throw UsageError(folder.path().string() + ": is a copy of the folder that was planned in")
-        .with_hint("go on in that one; the files of a copy may be another run's");
+        .with_hint("continue in that folder; the files of a copy may be another run's");
   }
   plan.made_folders = read_texts(reader);
   plan.job = RankJob::decode(reader.text());
@@ -466,7 +466,7 @@ Steps find_planned(const fs::path& path) {
   }
   if (!has_plan(*steps.folder)) {
     throw UsageError(steps.folder->path().string() + ": holds a run that was stopped, and no plan")
-        .with_hint("the same command goes on with --resume, or plans the rest with --emit-plan");
+        .with_hint("the same command resumes it with --resume, or plans the rest with --emit-plan");
   }
   return steps;
 }

@@ -11,7 +11,7 @@
 // begun N. Portions may be other tasks, that only read (RankJob::tasks).
 //
 // They are trusted like the journal: the folder is this user's, and nobody else may enter it. It
-// must be the one that `plan` was written in, and no copy of it.
+// must be the one that `plan` was written in, not a copy of it.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ namespace dsckpt {
 
 // A command that makes the same plan again.
 struct PlannedBy {
-  std::string program = {};             // which version, of whom
+  std::string program = {};             // its version and its origin
   std::vector<std::string> words = {};  // the tool and its arguments
   std::string folder = {};              // where it was called
 };

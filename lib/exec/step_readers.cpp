@@ -84,7 +84,7 @@ Planned PassPlanner::save(const fs::path& path, const PlannedBy& by, uint64_t po
     return planned_before(*before.folder, identity, path);
   }
   if (before.folder || before.is_output_there) {
-    throw UsageError(path.string() + ": holds something else than a plan")
+    throw UsageError(path.string() + ": holds something other than a plan")
         .with_hint("--emit-plan DIR makes a new folder, and needs its name");
   }
   Planned planned{.portions = plan.portions.size()};

@@ -27,7 +27,7 @@ void check_program(const Folder& folder, const std::string& planned, const std::
   if (planned == program) return;
   throw UsageError(folder.path().string() + ": was planned by " + planned + ", and this is " +
                    program)
-      .with_hint("every step takes the same program");
+      .with_hint("all steps need the same program");
 }
 
 // Chooses portions, one after the other; nothing: none is left.
@@ -258,7 +258,7 @@ class StepWorker {
   RankInputs inputs_;
   FileSystem disk_;
 
-  std::mutex mutex_;                    // of what follows
+  std::mutex mutex_;                    // guards what follows
   std::map<uint64_t, size_t> numbers_;  // of portions under way, by their first batch
   std::vector<std::pair<size_t, std::string>> results_;  // that are not published
   Clock::time_point next_publish_ = Clock::now() + kShortestWait;

@@ -29,7 +29,7 @@ struct StepOptions {
   // does all portions, in an order of its own.
   std::optional<StepShare> share = {};
   bool only_share = false;  // nothing of the others'
-  AnswerTask answer = {};   // for tasks that are no portions
+  AnswerTask answer = {};   // for tasks that are not portions
   // A rank with a share takes its portions (take_portion()), then the last one of whoever has most
   // left. It does none that another has taken. nullptr: no rank.
   const WorkingRank* rank = nullptr;
@@ -43,8 +43,8 @@ struct StepsDone {
 };
 
 // Does the portions that have no result. `program` must be the plan's. Throws UsageError for a plan
-// of another program. Throws the errors of a portion; a process that is no rank saves them in the
-// folder first. Throws saved errors of other processes about a faulty input.
+// of another program. Throws the errors of a portion; a process that is not a rank saves them in
+// the folder first. Throws saved errors of other processes about a faulty input.
 StepsDone work_on_steps(const Folder& folder, const std::string& program,
                         const StepOptions& options, Progress& progress);
 

@@ -40,7 +40,7 @@ void try_threads(unsigned threads) {
   for (const pthread_t thread : started) ::pthread_join(thread, nullptr);
   if (failed != 0) {
     throw IoError({}, "cannot start " + counted(threads, "thread"), failed)
-        .with_hint("fewer threads would do, or higher limits of memory and processes");
+        .with_hint("use fewer threads, or raise the limits of memory and processes");
   }
   most = threads;
 }

@@ -30,7 +30,7 @@ class ArchiveCopy {
   }
 
   // The items of `mapping`, of from(), in order as a dict. `change(key, value)` gives each its new
-  // value; items for which it gives none are left out. Keys that are no texts come as "".
+  // value; items for which it gives none are left out. Keys that are not texts come as "".
   template <typename F>
   pickle::Value dict_of(const pickle::Value& mapping, F&& change) {
     return dict_of(from_, mapping, std::forward<F>(change));

@@ -1,6 +1,6 @@
 // Finds the records of zips that a plan reads from, so that their checksums are checked on the way.
 //
-// Planners need not list them: the files are examined once more. Files that are no zips, or zips
+// Planners need not list them: the files are examined once more. Files that are not zips, or zips
 // without checksums, have no records here.
 #pragma once
 

@@ -91,10 +91,10 @@ std::string unsupported_text(const std::string& why, const std::vector<std::stri
 std::optional<std::filesystem::path> dcp_file_path(const std::filesystem::path& folder,
                                                    const std::string& file);
 
-// Reads it as data. Throws IoError. Throws CorruptError if it is no pickle or is not built as torch
-// builds it. It must not have a value without a place, a place without a value, or a path that does
-// not make its name. Chunks must have the dimensions of their tensor. Throws UnsupportedError if a
-// newer torch says more of all values (DcpValue::unsupported is for one).
+// Reads it as data. Throws IoError. Throws CorruptError if it is not a pickle or is not built as
+// torch builds it. It must not have a value without a place, a place without a value, or a path
+// that does not make its name. Chunks must have the dimensions of their tensor. Throws
+// UnsupportedError if a newer torch says more of all values (DcpValue::unsupported is for one).
 DcpMetadata read_dcp_metadata(const InputFile& file);
 
 // The pickle that torch reads as `metadata`: equal strings, classes and shapes are pickled once.

@@ -109,7 +109,7 @@ Error foreign_file(const InputFile& file, std::string_view expected) {
     return corrupt("a plain pickle");
   }
   if (is_text(head)) return corrupt(quote_start(head));
-  return corrupt("its first bytes belong to no format known here");
+  return corrupt("its first bytes belong to no known format");
 }
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// Recognises files that are no checkpoints, for messages a user can act on.
+// Recognises files that are not checkpoints, for messages a user can act on.
 #pragma once
 
 #include <cstdint>

@@ -32,7 +32,7 @@ constexpr size_t kMostProperties = 6;
 
 const pickle::DictNode& dict_in(const Value& attributes, std::string_view key) {
   const Value value = attributes.at(key);
-  if (!value.is(Kind::dict)) throw CorruptError({}, "'" + std::string(key) + "' is no dict");
+  if (!value.is(Kind::dict)) throw CorruptError({}, "'" + std::string(key) + "' is not a dict");
   return value.as_dict();
 }
 
@@ -236,7 +236,7 @@ class MetadataReader {
     if (!value.tensor) {
       if (placed.empty()) throw CorruptError({}, "has no place in the files");
       if (!placed.back().offsets.empty()) {
-        throw CorruptError({}, "is no tensor, but has a place for a chunk that begins at " +
+        throw CorruptError({}, "is not a tensor, but has a place for a chunk that begins at " +
                                    to_text(placed.back().offsets));
       }
       value.pickle = std::move(placed.front().place);

@@ -97,7 +97,7 @@ void read_rows(const InputFiles& inputs, const SourceRun& run, std::span<std::by
 void read_elements(const InputFiles& inputs, const TensorSource& source, int64_t first,
                    int64_t count, std::span<std::byte> out) {
   if (count < 0 || out.size() != static_cast<uint64_t>(count) * size_of(source.dtype())) {
-    throw InconsistentError({}, "a buffer of another size than the elements to read");
+    throw InconsistentError({}, "a buffer of a different size than the elements to read");
   }
   const std::optional<Extent> span =
       source.is_strided() ? span_of_rows(source, first, count) : std::nullopt;

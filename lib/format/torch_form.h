@@ -17,7 +17,7 @@ enum class TorchForm : uint8_t {
   none,     // torch.load fails
 };
 
-// torch.serialization.MAGIC_NUMBER, little-endian as a pickle has it.
+// torch.serialization.MAGIC_NUMBER, little-endian as in a pickle.
 inline constexpr std::string_view kTorchMagic = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 
 // The form, from the first bytes of a file: kFormHead of them are enough.

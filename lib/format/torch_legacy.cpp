@@ -164,7 +164,7 @@ TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
   in_context({.member = "magic number"}, [&] {
     const pickle::Document magic = read_pickle(file, offset);
     if (!magic.root().is(pickle::Kind::big_integer) || magic.root().as_bytes() != kTorchMagic) {
-      throw CorruptError({.offset = 0}, "another number than torch's");
+      throw CorruptError({.offset = 0}, "not torch's number");
     }
   });
   in_context({.member = "protocol version"}, [&] {

@@ -26,7 +26,7 @@ struct TrainingFile {
   std::optional<int64_t> step = {};  // of "global_step" and the like
 };
 
-// The parts of an archive's root, found by content; empty if it is no dict. A file of weights is
+// The parts of an archive's root, found by content; empty if it is not a dict. A file of weights is
 // one model with the key "".
 TrainingFile training_file(const pickle::Value& root);
 

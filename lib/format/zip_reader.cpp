@@ -241,7 +241,7 @@ ZipEntry read_entry(ByteReader& reader, ZipReader::Records records) {
     }
     const bool is_folder = (attributes & zip::kFolderAttribute) != 0 || entry.name.ends_with('/');
     if (is_folder && entry.size > 0) {
-      throw CorruptError({}, "is marked as a folder: torch takes it for one and reads no data");
+      throw CorruptError({}, "is marked as a folder: torch treats it as one and reads no data");
     }
     if (!entry.is_deflated() && entry.stored != entry.size) {
       throw CorruptError({}, "stored in " + counted(entry.stored, "byte") + ", but said to hold " +
@@ -342,7 +342,7 @@ void check_names_differ(const std::vector<ZipEntry>& entries,
     if (is_new) continue;
     throw CorruptError(
         {.member = std::string(entry.name)},
-        "torch takes this name and '" + std::string(other->second->name) + "' for the same");
+        "torch treats this name and '" + std::string(other->second->name) + "' as the same");
   }
 }
 

@@ -17,7 +17,7 @@ namespace dsckpt {
 //   fp32 masters         trainable parameters as the optimizer has them
 //   exp_avg, ...         a state of the optimizer, under its name
 //   weights (bfloat16)   parameters as the model has them, by type
-//   tensors (float32)    of what is no checkpoint, by type
+//   tensors (float32)    of paths that are not checkpoints, by type
 //   frozen parameters    those the optimizer does not own
 //   buffers              the module's persistent buffers
 //   padding and copies   of flat groups: padding, alignment, and what other ranks have too

@@ -66,7 +66,7 @@ class Contents {
   // In the order of Checkpoint::params(), each followed by its states; else in the order of the
   // files.
   const std::vector<NamedTensor>& tensors() const { return tensors_; }
-  // nullptr if this is no checkpoint.
+  // nullptr if this is not a checkpoint.
   const Checkpoint* checkpoint() const { return checkpoint_.get(); }
   std::shared_ptr<const Checkpoint> shared_checkpoint() const { return checkpoint_; }
   // All files of torch.save, and all of safetensors. Borrowed.

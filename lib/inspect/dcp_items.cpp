@@ -19,7 +19,7 @@ using pickle::Value;
 std::vector<DcpFile> items_of(const Value& root) {
   const Value storage_data =
       dcp::attributes_of(root, dcp::kMetadata, "Metadata").at("storage_data");
-  if (!storage_data.is(Kind::dict)) throw CorruptError({}, "'storage_data' is no dict");
+  if (!storage_data.is(Kind::dict)) throw CorruptError({}, "'storage_data' is not a dict");
   std::map<std::string, std::vector<DcpItem>> files;
   for (const auto& [key, value] : storage_data.as_dict().items) {
     const Value index = dcp::attributes_of(key, dcp::kMetadata, "MetadataIndex");

@@ -28,7 +28,7 @@ struct DcpFile {
 bool is_dcp_metadata(std::string_view filename);
 
 // The items of all files, by their names. The pickle is read as data. Throws IoError. Throws
-// CorruptError for a file that is no pickle or that torch would not build so: then it is unknown
+// CorruptError for a file that is not a pickle or that torch would not build so: then it is unknown
 // what torch would load. Throws UnsupportedError for compressed or encrypted values.
 std::vector<DcpFile> dcp_items(const InputFile& metadata);
 

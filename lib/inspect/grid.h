@@ -14,7 +14,7 @@ struct GridRank {
   uint32_t tp_rank = 0;
   uint64_t params = 0;   // that its optimizer has
   int64_t elements = 0;  // of them
-  // "0 to 3, tied embed"; "" if it is no pipeline.
+  // "0 to 3, tied embed"; "" if it is not a pipeline.
   std::string layers;
 };
 

@@ -36,7 +36,7 @@ class SharedContainers {
 // True for containers of other values, and for objects.
 bool is_container(const pickle::Value& value);
 
-// nullopt if `value` is no well-formed tensor of the archive.
+// nullopt if `value` is not a well-formed tensor of the archive.
 std::optional<TensorInfo> tensor_of(const TorchArchive* archive, const pickle::Value& value);
 
 // "-0x1f" of a little-endian two's complement.

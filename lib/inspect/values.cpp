@@ -28,7 +28,7 @@ struct Index {
 };
 
 [[noreturn]] void throw_bad_slice(std::string_view slice, const std::string& why) {
-  throw UsageError("'" + std::string(slice) + "' is no slice: " + why)
+  throw UsageError("'" + std::string(slice) + "' is not a slice: " + why)
       .with_hint("write it as in Python: 3, -1, 2:5, :8, ... with commas between dimensions");
 }
 

@@ -50,8 +50,7 @@ void refuse_two_forms(const fs::path& content) {
     if (!fs::exists(path, failed)) continue;
     const std::string name = path.filename().string();
     if (!first.empty()) {
-      throw InconsistentError({.file = content.string()},
-                              "is there as " + first + " and as " + name)
+      throw InconsistentError({.file = content.string()}, "exists as " + first + " and as " + name)
           .with_hint("leave one of them in the folder");
     }
     first = name;

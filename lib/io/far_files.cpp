@@ -66,7 +66,7 @@ std::optional<std::pair<Mount, std::string>> find_called(
 }
 
 constexpr const char* kWhoKnowsStores =
-    "every process takes a program that knows object stores: --version lists s3";
+    "all processes need a program that knows object stores: --version lists s3";
 
 }  // namespace
 

@@ -38,7 +38,7 @@ struct FarPublished {
     done,
     refused,  // what is there is not what was to be there before
     // Somebody else did something with it meanwhile: an upload must be sent anew. Or it is gone, or
-    // has other parts than those that were sent.
+    // has different parts than those that were sent.
     again,
   } what = What::done;
   std::string etag = {};  // of what is there now, where it is done

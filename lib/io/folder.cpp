@@ -85,7 +85,7 @@ UsageError foreign_link(const fs::path& path, uid_t owner) {
 // Returns "" for a regular file of that user with only one name.
 std::string not_a_file_of(const struct stat& found, uid_t owner) {
   if (!S_ISREG(found.st_mode)) {
-    return "is " + kind_of_file(found) + " of " + user(found.st_uid) + ", and no regular file";
+    return "is " + kind_of_file(found) + " of " + user(found.st_uid) + ", not a regular file";
   }
   if (found.st_uid != owner) {
     return "belongs to " + user(found.st_uid) + ", and not to " + user(owner);
@@ -254,7 +254,7 @@ uint64_t Folder::number() const {
 // files.
 std::string Folder::not_ours(const struct stat& found, bool may_be_squashed) const {
   if (!S_ISDIR(found.st_mode)) {
-    return "is " + kind_of_file(found) + " of " + user(found.st_uid) + ", and no folder";
+    return "is " + kind_of_file(found) + " of " + user(found.st_uid) + ", not a folder";
   }
   if ((found.st_mode & kOthers) != 0) {
     char mode[8];

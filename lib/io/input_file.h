@@ -35,7 +35,7 @@ class InputFile {
   static constexpr uint64_t kMostExpansion = 256;
 
   // Opens the file that stored_path() finds. `display` is its name in messages. Throws IoError if
-  // there is none, it cannot be opened or it is no regular file. For a compressed file throws as
+  // there is none, it cannot be opened or it is not a regular file. For a compressed file throws as
   // PackedFile and ZstdFile do.
   explicit InputFile(const std::filesystem::path& path, std::string display = {});
   // A far file (far_files.h). `stored` is the remote file, compressed or not.

@@ -22,8 +22,8 @@ struct ZstdFrame {
 
 // The frames that are not empty, by the seek table or else by the headers of all blocks. One more
 // entry has the ends of file and content. nullopt if a header does not say how much its frame
-// holds. Throws CorruptError for bytes that are cut short, are no frame, or claim more than their
-// blocks can hold. Throws UnsupportedError as refuse_zstd(), and IoError.
+// holds. Throws CorruptError for bytes that are cut short, are not a frame, or claim more than
+// their blocks can hold. Throws UnsupportedError as refuse_zstd(), and IoError.
 std::optional<std::vector<ZstdFrame>> find_zstd_frames(const StoredFile& file);
 
 // `result`: an error of zstd's. Throws UnsupportedError for a dictionary or a window of more than

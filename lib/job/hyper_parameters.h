@@ -45,7 +45,7 @@ UnsupportedError unknown_groups(const Checkpoint& checkpoint, const std::string&
 // parameters". There must be at least one group.
 std::string groups_text(const std::vector<ParamGroup>& groups);
 
-// The learning rate that a group has, and that it began with, as `initial_lr` says it.
+// The learning rate that a group has, and the one that it began with (`initial_lr`).
 struct GroupRates {
   double first = 0;
   double now = 0;
@@ -57,7 +57,7 @@ GroupRates rates_of(const Checkpoint& checkpoint, const ParamGroup& group);
 // number is that number; `initial_lr` is added where the files have none. Then, with torch's
 // defaults, what the optimizers of torch 2.13 want besides: of an Adam `amsgrad` and
 // `decoupled_weight_decay` too, which is what the configuration says. None if the files have none.
-// Adds notes on values that are no plain data, and on behaviour that torch's optimizer does not
+// Adds notes on values that are not plain data, and on behaviour that torch's optimizer does not
 // share. `plain`: one for all groups. The checkpoint has to outlive the result.
 std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const ParamGroup& group,
                                              bool adam, PlainData& plain,

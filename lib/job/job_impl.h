@@ -25,7 +25,7 @@ namespace dsckpt {
 class JobReport {
  public:
   virtual ~JobReport() = default;
-  // Members of the JSON object that a dry run shows, and a run with what it came to.
+  // Members of the JSON object that a dry run shows; a run adds its results to them.
   virtual nlohmann::json json(const Job::Impl& job) const = 0;
   // The listing that a dry run prints.
   virtual Listing listing(const Job::Impl& job) const = 0;

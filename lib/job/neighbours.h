@@ -77,7 +77,7 @@ Neighbours find_neighbours(const CheckpointPlace& place, uint32_t old_ranks, uin
 Neighbours find_neighbours(const CheckpointPlace& place);
 
 // Where a source that is to be converted lies: of values that other values were given to, where
-// those lie. `tag`: as CheckpointPlace has it.
+// those lie. `tag`: see CheckpointPlace.
 CheckpointPlace place_in(const Source& source, const std::string& tag);
 
 // True if it belongs to the program that trains: neither DeepSpeed's script, nor weights, nor

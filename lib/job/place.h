@@ -25,7 +25,7 @@ struct Place {
   // With `whole`: whether a file there, by the path of its content, was written by such a job and
   // may be replaced. Empty: any may.
   std::function<bool(const std::filesystem::path&)> is_ours = {};
-  // The description of files that --force replaces: "what reshard wrote there before".
+  // The description of files that --force replaces: "reshard's earlier output".
   std::string replaced = {};
   // Why another file is not: "would be lost".
   std::string foreign = "would be lost";
@@ -39,8 +39,8 @@ struct Place {
 // The output folder must not lie among the files of the checkpoint, or of others that give values.
 Place place_beside(const Source& source);
 
-// Throws UsageError if `output` is no place for it. `resume`: what a run before has left there is
-// nothing in the way. `planned_in`: the folder of its plan, if that is elsewhere.
+// Throws UsageError if `output` cannot be the place for it. `resume`: what a run before has left
+// there is nothing in the way. `planned_in`: the folder of its plan, if that is elsewhere.
 void check_place(const Place& place, const std::filesystem::path& output, bool force,
                  bool resume = false, const std::filesystem::path& planned_in = {});
 
@@ -48,7 +48,8 @@ void check_place(const Place& place, const std::filesystem::path& output, bool f
 std::filesystem::path pointer_file(const Place& place, const std::filesystem::path& output);
 std::string name_of(const std::filesystem::path& output);
 
-// The checkpoint's tag as a folder in an output. Throws UsageError if it is no path inside of one.
+// The checkpoint's tag as a folder in an output. Throws UsageError if it is not a path inside of
+// one.
 std::string output_tag(const Checkpoint& checkpoint);
 
 }  // namespace dsckpt

@@ -270,7 +270,7 @@ class Writing {
     try {
       in_context({.file = folder.string()}, [&] {
         if (const uint64_t unit = before_->run.unit_bytes; !is_unit_size(unit)) {
-          throw IoError({}, "it was begun in units of " + counted(unit, "byte"), 0);
+          throw IoError({}, "it was started in units of " + counted(unit, "byte"), 0);
         }
         sums_->restore(before_->sums);
       });
@@ -465,7 +465,7 @@ void check_far(const Job::Impl& job, const FarPlace& place, const RunOptions& op
   }
   if (options.stripe) throw UsageError(name + ": --stripe is for folders on Lustre");
   if (!job.place.pointer.empty() && place.path.empty()) {
-    throw UsageError(name + ": is no folder that " + job.place.pointer + " can name")
+    throw UsageError(name + ": is not a folder that " + job.place.pointer + " can name")
         .with_hint("give a prefix: " + name + "/universal");
   }
 }

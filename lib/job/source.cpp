@@ -224,7 +224,7 @@ std::vector<fs::path> averaged_paths(const std::vector<fs::path>& paths,
                                      std::vector<std::string>& notes) {
   if (average.last == 0) return paths;
   if (paths.size() != 1 || !options.tag.empty()) {
-    throw UsageError("--last takes the newest tags of one folder, and no --tag");
+    throw UsageError("--last takes the newest tags of one folder; leave out --tag");
   }
   std::vector<fs::path> tags = complete_ones(paths.front(), options, notes);
   if (tags.size() < average.last) {
@@ -253,7 +253,7 @@ void check_average(const AverageOptions& average, const SourceOptions& options, 
   if (!average.weights.empty() && average.weights.size() != count) {
     throw UsageError(counted(average.weights.size(), "weight") + " for " +
                      counted(count, "checkpoint"))
-        .with_hint("they are one text: --weights 0.5,0.5");
+        .with_hint("give them as one text: --weights 0.5,0.5");
   }
   for (const double weight : average.weights) {
     if (std::isfinite(weight) && weight > 0) continue;
@@ -452,7 +452,7 @@ void check_weights_are_read(const Checkpoint& checkpoint) {
   if (!checkpoint.facts().from_weights() || checkpoint.valueless().empty()) return;
   throw UnsupportedError({.file = checkpoint.tag_folder().string(),
                           .tensor = printable(checkpoint.valueless().front())},
-                         "is a tensor of a kind that is not read")
+                         "is a tensor of an unsupported kind")
       .with_hint("zero-to-fp32 writes the others, and names it");
 }
 

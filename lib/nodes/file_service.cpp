@@ -117,7 +117,7 @@ std::string what_is_asked(const std::string& request, OpenFile& file) {
       const uint64_t offset = reader.number();
       answer.text(file.read(path, size, modified, offset, reader.number()));
     } else {
-      throw CorruptError({}, "a request that nobody knows");
+      throw CorruptError({}, "an unknown request");
     }
     return answer.take();
   } catch (const Error& error) {
@@ -270,7 +270,7 @@ void FileClient::read(int rank, const fs::path& path, uint64_t size, int64_t mod
     VarintReader reader(answer);
     const std::string bytes = reader.text();
     if (bytes.empty() || bytes.size() > out.size()) {
-      throw IoError({.file = path.string()}, "has come in another length than it was asked for", 0);
+      throw IoError({.file = path.string()}, "arrived with a different length than requested", 0);
     }
     const ByteSpan piece = as_byte_span(bytes);
     std::copy(piece.begin(), piece.end(), out.begin());
@@ -345,8 +345,8 @@ std::string FileClient::ask(int rank, const std::string& request, size_t longest
   const std::optional<std::string> answer = answered ? without_crc(all) : std::nullopt;
   if (!answer) {
     throw IoError({},
-                  member.name() + (answered ? " has sent bytes that arrived with another checksum"
-                                            : " does not give its files any more"),
+                  member.name() + (answered ? " sent bytes whose checksum is wrong"
+                                            : " no longer serves its files"),
                   0);
   }
   VarintReader reader(*answer);

@@ -114,7 +114,7 @@ class FileClient {
 
   const Token token_;
   const std::chrono::milliseconds silence_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards what follows
   std::map<int, Server> servers_;
   std::vector<int> busy_;  // descriptors that are being waited for
   bool stopped_ = false;

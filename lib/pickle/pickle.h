@@ -88,11 +88,12 @@ class Value {
 
   // True if this is a dict or a dict-like object (as_dict would succeed).
   bool is_mapping() const;
-  // The value of a string key of a mapping; nullopt if there is none. Throws if it is no mapping.
+  // The value of a string key of a mapping; nullopt if there is none. Throws if it is not a
+  // mapping.
   std::optional<Value> find(std::string_view key) const;
   // The same, but a missing key throws a CorruptError that names it.
   Value at(std::string_view key) const;
-  // The same, but None if there is no such key or it is no mapping.
+  // The same, but None if there is no such key or it is not a mapping.
   Value find_or_none(std::string_view key) const;
 
   // The node's address: equal for two references to one Python object; nullptr for None, bool,
@@ -195,7 +196,7 @@ class Document {
   // anything that is not a whole pickle, and for nesting deeper than `limits` allow. It has the
   // offset of the opcode or its argument, counted from `base`. Extension codes and out-of-band
   // buffers cannot be resolved, and are refused too. So are things that Python reads and no pickler
-  // writes. These are DUP, a protocol that does not come first, and memo indices that are no plain
+  // writes. These are DUP, a protocol that does not come first, and memo indices that are not plain
   // decimals. Others are larger than the number of values that the bytes before could hold. Time
   // and memory are linear in the pickle's length.
   static Document parse(ByteSpan bytes, uint64_t base = 0, size_t* consumed = nullptr,

@@ -5,7 +5,7 @@
 // follows which of them are names, which are called, and which texts could make up a name. It goes
 // on where Python would stop with an error, if the bytes can still be told apart. So it sees at
 // least as much as any unpickler. It explains why Document::parse refuses a pickle, and finds the
-// place where every unpickler stops. Up to there, bytes that are no pickle are harmless if they
+// place where every unpickler stops. Up to there, bytes that are not a pickle are harmless if they
 // name nothing.
 #pragma once
 
@@ -79,8 +79,8 @@ struct Trace {
 Trace trace(const ByteSource& source);
 
 // The length of the pickle at the start of `source` up to and including its STOP, by its opcodes
-// alone. Throws CorruptError, with the offset counted from `base`, for a byte that is no opcode and
-// if the bytes end. Long texts are skipped.
+// alone. Throws CorruptError, with the offset counted from `base`, for a byte that is not an opcode
+// and if the bytes end. Long texts are skipped.
 uint64_t length(const ByteSource& source, uint64_t base = 0);
 
 }  // namespace dsckpt::pickle

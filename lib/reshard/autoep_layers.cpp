@@ -76,7 +76,7 @@ class AutoEpLayer {
         throw UnsupportedError(
             {.member = "ds_autoep_layers"},
             "places the experts of '" + std::string(layer_.at("module_path").as_string()) +
-                "' in another order than DeepSpeed's engine, which could not load them");
+                "' in a different order than DeepSpeed's engine, which could not load them");
       }
     }
   }

@@ -179,7 +179,7 @@ std::optional<TensorSource> RankFreeFiles::new_value(const File& file, const std
   const auto& values = values_.at(tp_rank);
   const DType dtype = param_dtype_.value_or(saved.dtype());
   if (const auto found = values.find(name); found != values.end()) return found->second.to(dtype);
-  // AutoEP's, of which the model has one tensor of all experts: "...w1.3".
+  // AutoEP's, which are one tensor of all experts in the model: "...w1.3".
   const std::string number = "." + std::to_string(file.name.expert);
   if (file.name.kind == Kinds::expert && name.ends_with(number)) {
     const auto all = values.find(name.substr(0, name.size() - number.size()));
@@ -189,9 +189,10 @@ std::optional<TensorSource> RankFreeFiles::new_value(const File& file, const std
   }
   const Param* param = source_.find(name);
   if (param == nullptr) {
-    throw UnsupportedError({.file = file.path.string(), .tensor = key},
-                           "is no parameter or buffer of the model, and would have to get another "
-                           "value or type");
+    throw UnsupportedError(
+        {.file = file.path.string(), .tensor = key},
+        "is not a parameter or buffer of the model, and would have to get another "
+        "value or type");
   }
   std::vector<Param> mine{{.name = name, .kind = param->kind, .weight = saved}};
   give_values(mine, source_, tp_rank);

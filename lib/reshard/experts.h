@@ -33,8 +33,8 @@ struct ExpertMesh {
   }
 };
 
-// The experts of a world. Borrows its entries, of which experts are merged: DeepSpeed's own by
-// their global names, AutoEP's as one tensor of all.
+// The experts of a world. Borrows its entries, and merges the experts among them: DeepSpeed's own
+// by their global names, AutoEP's as one tensor of all.
 class ExpertNames {
  public:
   // `folder`: where the world's files are, for messages.
@@ -51,7 +51,7 @@ class ExpertNames {
 
   // The expert groups in `groups` as an engine of `ep` expert-parallel ranks makes them, experts by
   // their names on their own rank. Throws as local(), and for groups that are not in the order of
-  // the model or were split by another size than DeepSpeed's own.
+  // the model or were split by a size other than DeepSpeed's own.
   void regroup(std::vector<RunGroup>& groups, uint32_t ep) const;
 
  private:

@@ -83,9 +83,9 @@ std::vector<std::string> client_state_notes(const ShardSource& from) {
   add_keys_that_differ(from.checkpoint, names);
   add_buffers_that_differ(from.checkpoint, names);
   if (names.empty()) return {};
-  return {(kept < files ? "what the ranks saved each for itself is kept of the first " +
+  return {(kept < files ? "data that each rank saved for itself is kept of the first " +
                               std::to_string(kept) + " only: "
-                        : "what the ranks saved each for itself is rank 0's on the new ranks: ") +
+                        : "of data that each rank saved for itself, the new ranks get rank 0's: ") +
           quoted_list(names)};
 }
 

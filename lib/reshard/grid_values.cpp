@@ -235,7 +235,7 @@ std::optional<int64_t> new_argument(const ModelFile& file, std::string_view key,
   if (key == "tensor_model_parallel_size" || key == "model_parallel_size") return tp;
   if (key == "pipeline_model_parallel_size") return pp;
   if (key == "transformer_pipeline_model_parallel_size") return pp;
-  // NeoX has 0 for a model that is no pipeline.
+  // NeoX has 0 for a model that is not a pipeline.
   if (key == "pipe_parallel_size" && saved.as_int() > 0) return pp;
   if (key == "data_parallel_size") return dp;
   if (key == "world_size") return tp * pp * dp;

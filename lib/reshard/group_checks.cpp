@@ -53,7 +53,7 @@ std::optional<Found> wrong_member(const Choice& choice) {
       const Param* param = params.find(name);
       if (param == nullptr || !is_trained(*param)) {
         return Found{.tensor = std::string(name),
-                     .text = "is in a parameter group, but is no trained parameter"};
+                     .text = "is in a parameter group, but is not a trained parameter"};
       }
       if (!members.insert(name).second) {
         return Found{.tensor = std::string(name), .text = "is in two parameter groups"};

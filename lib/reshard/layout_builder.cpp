@@ -187,11 +187,11 @@ class ReshardLayout::Builder {
   void check_group(const Group& group) const {
     for (const Param* param : group.params()) {
       if (param->weight.dtype() != group.params().front()->weight.dtype()) {
-        throw UnsupportedError(where_of(*param), "has a master of another type than '" +
+        throw UnsupportedError(where_of(*param), "has a master of a different type than '" +
                                                      group.params().front()->name +
                                                      "' of its group");
       }
-      // Adafactor keeps other states of a matrix than of the vectors ZeRO gives it.
+      // Adafactor keeps different states for a matrix than for the vectors that ZeRO gives it.
       if (!layout_.is_single() || source_.has_whole_states) continue;
       for (const ParamState& state : param->states) {
         if (state.key != "variance" || param->weight.shape().size() < 2) continue;
@@ -215,16 +215,17 @@ class ReshardLayout::Builder {
 
   void check_same_states(const Param& param, const Param& first) const {
     const auto differ = [&](const std::string& what) {
-      throw UnsupportedError(where_of(param), what + " than '" + first.name +
-                                                  "', beside which the new run's optimizer has it");
+      throw UnsupportedError(
+          where_of(param),
+          what + " than '" + first.name + "', in whose group the new run's optimizer has it");
     };
     bool same = param.states.size() == first.states.size();
     for (size_t i = 0; same && i < first.states.size(); ++i) {
       same = param.states[i].key == first.states[i].key &&
              param.states[i].value.dtype() == first.states[i].value.dtype();
     }
-    if (!same) differ("has other optimizer states");
-    if (!same_value(param.step, first.step)) differ("was stepped another number of times");
+    if (!same) differ("has different optimizer states");
+    if (!same_value(param.step, first.step)) differ("was stepped a different number of times");
     for (const WholeState& other : param.others) {
       if (other.same_on_all_ranks || is_computed_anew(other)) continue;
       throw UnsupportedError(where_of(param),
@@ -238,7 +239,7 @@ class ReshardLayout::Builder {
               (is_computed_anew(first.others[i]) ||
                same_value(param.others[i].value, first.others[i].value));
     }
-    if (!equal) differ("has other values in its optimizer states");
+    if (!equal) differ("has different values in its optimizer states");
   }
 
   const LayoutSource& source_;

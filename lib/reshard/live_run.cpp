@@ -152,7 +152,7 @@ void LiveRun::add_groups(const EngineFacts& engine, const InputFiles& inputs) {
 
 void LiveRun::add_config(const EngineFacts& engine) {
   const nlohmann::json config = parse_json(engine.ds_config);
-  if (!config.is_object()) throw UsageError("the engine's configuration is no object of JSON");
+  if (!config.is_object()) throw UsageError("the engine's configuration is not a JSON object");
   facts_.config = nlohmann::ordered_json(config);
   try {
     facts_.engine = engine_config(*facts_.config);

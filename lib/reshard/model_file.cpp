@@ -134,7 +134,7 @@ std::optional<int64_t> given_steps(const ModelFile& file) {
   return *facts.global_steps + (skipped.is(pickle::Kind::integer) ? skipped.as_int() : 0);
 }
 
-// nullopt for what is left out.
+// nullopt for entries that are left out.
 std::optional<Value> value_of(ModelFile& file, std::string_view key, const Value& saved) {
   if (key == keys::kGlobalSteps) {
     if (const auto steps = given_steps(file)) return Document::integer(*steps);

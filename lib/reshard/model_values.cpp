@@ -49,7 +49,7 @@ Value param_entry(ModelFile& file, const Param& param, const Value& value) {
   return writer.tensor(found->second, owner.weight.shape());
 }
 
-// A copy of each value that is no tensor.
+// A copy of each value that is not a tensor.
 Value module_entry(ModelFile& file, const std::string& name, const Value& value) {
   if (!is_meta_tensor(value) && !TorchArchive::is_tensor(value)) return file.copy.of(value);
   const Param* param = file.from.checkpoint.find(name);

@@ -285,7 +285,7 @@ Place place_of(const Source& source, const CopyPlan& plan, const std::string& ta
   place.is_ours = [tag, planned = std::move(planned)](const fs::path& path) {
     return may_be_ours(tag, planned, path);
   };
-  place.replaced = "what reshard wrote there before";
+  place.replaced = "reshard's earlier output";
   return place;
 }
 
@@ -425,7 +425,7 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
       throw UnsupportedError({.file = each->tag_folder().string()},
                              "is of torch.distributed.checkpoint: it does not tell the engine of "
                              "DeepSpeed")
-          .with_hint("--ds-config FILE says it, or --like CHECKPOINT of the new run");
+          .with_hint("--ds-config FILE describes it, and so does --like CHECKPOINT of the new run");
     }
     if (facts.states == StatesTold::stripped || (!facts.has_masters && !facts.from_weights()))
       throw unassigned_states(*each);

@@ -245,7 +245,7 @@ struct ResumePlan::Impl {
   std::vector<ResumeFile> files = {};
   std::vector<std::string> notes = {};
   bool weights_are_masters = false;
-  mutable std::mutex mutex = {};  // of what follows
+  mutable std::mutex mutex = {};  // guards what follows
   mutable ResumeStorages storages;
   mutable CheckedRecords checked = {};
 };

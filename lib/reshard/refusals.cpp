@@ -115,7 +115,7 @@ constexpr Refusal kRefusals[] = {
      "is elastic and has no hyper-parameters to start with"},
     {Step::source, ErrorKind::unsupported, Place::source_file,
      [](const Choice& c) { return !c.source.has_optimizer; },
-     "has no optimizer state: there is no training to go on with"},
+     "has no optimizer state: there is no training to continue"},
 
     // --- the release
     {Step::release, ErrorKind::usage, Place::nowhere,
@@ -123,7 +123,8 @@ constexpr Refusal kRefusals[] = {
        return !c.options.ds_version.empty() && !release_of(c.options.ds_version);
      },
      [](const Choice& c) {
-       return "--ds-version '" + c.options.ds_version + "' is no release of DeepSpeed, like 0.16.4";
+       return "--ds-version '" + c.options.ds_version +
+              "' is not a release of DeepSpeed, like 0.16.4";
      }},
     {Step::release, ErrorKind::unsupported, Place::nowhere,
      [](const Choice& c) {
@@ -162,7 +163,7 @@ constexpr Refusal kRefusals[] = {
      }},
     {Step::stage, ErrorKind::unsupported, Place::reference_file,
      [](const Choice& c) { return c.source.checkpoint.from_weights() && c.target.stage == 0; },
-     "is of stage 0, where a run does not start from shards as it would from the weights",
+     "is of stage 0, where shards do not start a run as the weights would",
      "give the weights to the model before deepspeed.initialize"},
 
     {Step::stage, ErrorKind::unsupported, Place::source_folder, frozen_or_buffer,
@@ -219,8 +220,8 @@ constexpr Refusal kRefusals[] = {
      },
      "has experts, which are in files of their own below stage 3 and with the ranks at stage 3; "
      "they are not moved",
-     "to-dcp makes the model whole, and reshard --like continues from that like a checkpoint of "
-     "the new run"},
+     "to-dcp makes the model whole; reshard --like CHECKPOINT, of the new run, continues from "
+     "that"},
 
     // --- the groups' members
     {Step::experts, ErrorKind::unsupported, Place::source_file, wrong_member, kSaidByCondition},

@@ -19,7 +19,7 @@ Note note_if(bool applies, const char* text) {
 Note not_understood(const RunFacts& facts) {
   if (facts.config_error.empty()) return std::nullopt;
   return "the checkpoint's ds_config is not understood (" + facts.config_error +
-         "); what the files themselves tell is used";
+         "); the facts in the files are used instead";
 }
 
 Note config_of_source(const Choice& choice) {
@@ -63,7 +63,7 @@ Note plain_optimizer(const Choice& choice) {
 Note round_robin_unknown(const Choice& choice) {
   return note_if(choice.target.wrapper == EngineWrapper::zero12 && !choice.target.round_robin &&
                      choice.layout_is_in_files() && !choice.engine,
-                 "no ds_config says so: round_robin_gradients is taken to be off");
+                 "no ds_config sets round_robin_gradients: it is taken to be off");
 }
 
 Note loads_universal(const Choice& choice) {

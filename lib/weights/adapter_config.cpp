@@ -78,7 +78,7 @@ json read_adapter_config(const fs::path& path) {
     const std::vector<std::byte> bytes = file.read(0, file.size());
     json config = parse_json(as_text(bytes));
     if (!config.is_object() || !config.contains("peft_type")) {
-      throw CorruptError({}, "is no configuration of a PEFT adapter");
+      throw CorruptError({}, "is not a configuration of a PEFT adapter");
     }
     return config;
   });
@@ -100,7 +100,7 @@ LoraSettings::LoraSettings(const json& config, std::string file, bool own_base)
   for (const std::string_view variant : kOtherVariants) {
     if (!is_set(member_of(config, variant))) continue;
     throw UnsupportedError({.file = file_, .member = std::string(variant)},
-                           "is set: such an adapter is no low-rank update of the base");
+                           "is set: such an adapter is not a low-rank update of the base");
   }
   const std::string init = lower_text(member_of(config, "init_lora_weights"));
   const bool changes_base =

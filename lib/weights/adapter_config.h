@@ -20,7 +20,7 @@ inline constexpr std::string_view kAdapterConfigName = "adapter_config.json";
 std::optional<std::filesystem::path> adapter_config_beside(const Checkpoint& checkpoint,
                                                            const std::string& adapter);
 
-// Throws IoError, and CorruptError for a file that is no adapter configuration.
+// Throws IoError, and CorruptError for a file that is not an adapter configuration.
 nlohmann::json read_adapter_config(const std::filesystem::path& path);
 
 // The LoRA settings (peft.LoraConfig) that decide the result of merge_and_unload(). Keys are names
@@ -29,7 +29,7 @@ class LoraSettings {
  public:
   // Reads the adapter's configuration from `file`. `own_base` is true if the base is the model that
   // was trained; some initialisations change it. Throws UnsupportedError for methods other than
-  // LoRA and trainable tokens, and for variants of LoRA whose weights are no low-rank update.
+  // LoRA and trainable tokens, and for variants of LoRA whose weights are not low-rank updates.
   // Throws CorruptError for values of other kinds.
   LoraSettings(const nlohmann::json& config, std::string file, bool own_base);
   // Without a configuration: all other settings are peft's defaults.

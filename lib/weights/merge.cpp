@@ -48,7 +48,7 @@ struct BaseTensors {
 
   void add(Tensor tensor) {
     if (!index.emplace(tensor.name, tensors.size()).second) {
-      throw InconsistentError({.file = display, .tensor = tensor.name}, "is there twice");
+      throw InconsistentError({.file = display, .tensor = tensor.name}, "appears twice");
     }
     tensors.push_back(std::move(tensor));
   }
@@ -231,7 +231,7 @@ class Merger {
       for (const Tensor* alias : tied->second) {
         if (replaced_.contains(alias->name)) continue;
         notes_.push_back("'" + alias->name + "' is tied to '" + tensor.name +
-                         "' and changes with it, as peft's merge_and_unload has it");
+                         "' and changes with it, as in peft's merge_and_unload");
       }
     }
     if (!merged_.emplace(tensor.name, std::move(merged)).second) {

@@ -12,7 +12,7 @@ namespace dsckpt {
 
 // The type in `dtype`, called `torch_dtype` before transformers 4.56. It is the configuration's
 // own, or else that of the first of its parts (NAME_config). nullopt if there is none, if torch
-// lacks it, or if `text` is no JSON.
+// lacks it, or if `text` is not JSON.
 std::optional<DType> dtype_in_config(std::string_view text);
 
 // The transformers class of the configuration (architectures[0]); "AutoModel" if it has none that
@@ -20,7 +20,7 @@ std::optional<DType> dtype_in_config(std::string_view text);
 std::string architecture_in_config(std::string_view text);
 
 // `text` with `dtype` in place of each type in it and in its parts, except in quantization_config.
-// All other bytes stay. Text that is no JSON comes back unchanged.
+// All other bytes stay. Text that is not JSON comes back unchanged.
 std::string config_with_dtype(std::string_view text, DType dtype);
 
 // The changes of a model, besides its values.
@@ -38,7 +38,7 @@ struct ModelChanges {
 };
 // The configuration `text` with `tie_word_embeddings` false, and `after` for each `vocab_size` of
 // `before`. Both change in the configuration and in those of its parts that are of text models; the
-// configuration gets both in any case. All other bytes stay. nullopt if it is no JSON, or has only
+// configuration gets both in any case. All other bytes stay. nullopt if it is not JSON, or has only
 // another vocab_size.
 std::optional<std::string> config_with_changes(std::string_view text, const ModelChanges& changes);
 

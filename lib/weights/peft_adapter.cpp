@@ -298,7 +298,7 @@ class Derivation {
     if (const auto rank = rank_of(tensor)) ranks_.insert(*rank);
   }
 
-  // Returns whether the module wraps parameters, which have other names than those of layers.
+  // Returns whether the module wraps parameters, which have different names than those of layers.
   bool is_of_parameters(const std::string& module) const {
     const std::string base = module + ".base_layer.";
     for (auto name = all_.names.lower_bound(base);

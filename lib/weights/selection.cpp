@@ -202,7 +202,7 @@ std::vector<ChosenTensor> with_hub_names(const Checkpoint& checkpoint,
   if (are_hubs(hub, tensors)) return choose_tensors(checkpoint, options, notes);
   if (const std::string* foreign = hub.foreign_name(tensors)) {
     throw UnsupportedError({.file = checkpoint.tag_folder().string(), .tensor = *foreign},
-                           "--names hub: is no name of " + hub.model())
+                           "--names hub: is not a name of " + hub.model())
         .with_hint("--names module keeps the names that the module has");
   }
   return choose_tensors(checkpoint, options, notes, &hub);
@@ -243,7 +243,7 @@ std::vector<ChosenTensor> with_names_by_config(const Checkpoint& checkpoint,
   const std::string stay = "names stay the module's, not those of the hub: ";
   if (are_hubs(hub, tensors)) return with_modules();
   if (const std::string* foreign = hub.foreign_name(tensors)) {
-    notes.push_back(stay + "'" + printable(*foreign) + "' is no name of " + hub.model());
+    notes.push_back(stay + "'" + printable(*foreign) + "' is not a name of " + hub.model());
     return with_modules();
   }
   try {

@@ -16,7 +16,7 @@ namespace dsckpt {
 struct ChosenTensor {
   const Param* param;
   OutputTensor tensor;
-  // The parameter, where it has another name than in the checkpoint, or is made of others
+  // The parameter, where it has a different name than in the checkpoint, or is made of others
   // (Param::saved_name).
   std::shared_ptr<const Param> made = {};
 };

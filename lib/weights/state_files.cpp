@@ -20,7 +20,7 @@ void check_key(const Checkpoint& checkpoint, const std::string& key) {
   };
   if (!key.empty() && key.size() <= 100 && std::all_of(key.begin(), key.end(), is_plain)) return;
   throw UnsupportedError({.file = checkpoint.tag_folder().string()},
-                         "the optimizer's state '" + key + "' is no name for a file");
+                         "the optimizer's state '" + key + "' is not a name for a file");
 }
 
 std::string text_of(double number) {

@@ -192,7 +192,7 @@ def work(rank, world, port, case, folder, seed):
         truth = {name: masters.get(f"{name}|fp32", value) for name, value in module.items()}
         os.makedirs("expected")
         save_file({name: value.contiguous() for name, value in truth.items()}, "expected/truth.safetensors")
-        # A rank's compression error belongs to the optimizer, but is no state of a parameter.
+        # A rank's compression error belongs to the optimizer, but is not a state of a parameter.
         states = {key: value for key, value in masters.items() if not key.endswith(("|fp32", "_error"))}
         save_file({key: value.contiguous() for key, value in states.items()}, "expected/states.safetensors")
     torch.distributed.barrier()

@@ -132,7 +132,7 @@ sample("patterns are not anchored at the end", {"parameter_with_row_parallelism_
        cut(tensor([2, 4]), [2, 2], 1))
 sample("patterns are anchored at the start", {"parameter_with_row_parallelism_patterns": ["0.w"]},
        cut(tensor([4, 2]), [2, 2], 0))
-sample("an exact pattern is no prefix", {"parameter_with_row_parallelism_patterns": ["^h\\.0$"]},
+sample("an exact pattern is not a prefix", {"parameter_with_row_parallelism_patterns": ["^h\\.0$"]},
        cut(tensor([4, 2]), [2, 2], 0))
 sample("a dot in an exact pattern matches anything",
        {"parameter_with_row_parallelism_patterns": ["^h.0.w$"]}, cut(tensor([2, 4]), [2, 2], 1),
@@ -247,7 +247,7 @@ sample("widths of another number of ranks", sub([(6, 6), -1], 0, widths=[[3, 3],
        slices_of([[3, 3]] * 2, 0, [2]), fails=("InconsistentError", "widths of 3 ranks"))
 sample("widths that add up to something else", sub([(6, 6), -1], 0, widths=[[3, 3], [3, 2]]),
        slices_of([[3, 3]] * 2, 0, [2]), fails=("InconsistentError", "size 6 whose widths add up to 5"))
-sample("a slice of another size than its widths", sub([(6, 6), 2], 0, widths=[[3, 3], [2, 4]]),
+sample("a slice of a different size than its widths", sub([(6, 6), 2], 0, widths=[[3, 3], [2, 4]]),
        slices_of([[3, 3]] * 2, 0, [2]), fails=("InconsistentError", "rank 0 holds 12 elements"))
 sample("no sub-parameters", sub([(), -1], 0, widths=[]), slices_of([[1, 1]], 0, [2]),
        fails=("InconsistentError", "no sub-parameters"))
@@ -330,7 +330,7 @@ entry_sample("map: pieces that are runs of elements",
 entry_sample("map: pieces that merge and add dimensions",
              entry([4, 2, 3], ([2, 2, 3], [piece([1, 4, 3], (0, [5, 3, 1]), (0, [7, 3, 1]), [0])]),
                    ([2, 2, 3], [piece([2, 6, 1], (12, [6, 1, 9]), (0, [6, 1, 9]), [1])])))
-entry_sample("map: the shard has another shape than the block",
+entry_sample("map: the shard has a different shape than the block",
              entry([4, 6], ([12], [piece([12], (0, [1]), (0, [1]), [0])]),
                    ([2, 6], [piece([2, 6], (12, [6, 1]), (0, [6, 1]), [1])])))
 entry_sample("map: blocks in both dimensions",
@@ -416,7 +416,7 @@ bad_placement("CorruptError", "ep_size", ep_size=-1)
 bad_placement("CorruptError", "2 entries for ep_size 3", ep_size=3)
 bad_placement("CorruptError", "ranks", ranks={})
 bad_placement("CorruptError", "ranks[1]", ranks=[{"rank": 0, "experts": [0, 1]}, 7])
-bad_placement("CorruptError", "rank 0 is there twice", ranks=[{"rank": 0, "experts": [0]}, {"rank": 0, "experts": [1]}])
+bad_placement("CorruptError", "rank 0 appears twice", ranks=[{"rank": 0, "experts": [0]}, {"rank": 0, "experts": [1]}])
 bad_placement("CorruptError", "ranks[1].rank", ranks=[{"rank": 0, "experts": [0]}, {"rank": 2, "experts": [1]}])
 bad_placement("CorruptError", "ranks[1].rank", ranks=[{"rank": 0, "experts": [0]}, {"rank": True, "experts": [1]}])
 bad_placement("CorruptError", "ranks[1].experts", ranks=[{"rank": 0, "experts": [0]}, {"rank": 1, "experts": "1"}])
@@ -492,7 +492,7 @@ for value in (4, [4, -6], [4, 6.0], [2**40, 2**40]):
     bad_map("CorruptError", f"{AT}.logical_shape", lambda m, v=value: m.update(logical_shape=v))
 for value in ([], {}, {0.5: 1}, {"x": 1}, {"": 1}, {-1: 1}, {"-1": 1}, {0: 1, "0": 1}, {7: 1}, {0: 1}):
     bad_map("CorruptError", f"{AT}.ranks", lambda m, v=value: m.update(ranks=v))
-bad_map("CorruptError", f"{AT}.ranks[0]: is there twice", lambda m: m["ranks"].update({"0": m["ranks"][0]}) or m["ranks"].update({2: m["ranks"][0]}))
+bad_map("CorruptError", f"{AT}.ranks[0]: appears twice", lambda m: m["ranks"].update({"0": m["ranks"][0]}) or m["ranks"].update({2: m["ranks"][0]}))
 bad_map("CorruptError", f"{AT}.ranks[2]: is one of 2", lambda m: m["ranks"].update({2: m["ranks"].pop(1)}))
 RANK = f"{AT}.ranks[1]"
 bad_map("CorruptError", RANK, lambda m: m["ranks"][1].pop("shard_shape"))

@@ -180,7 +180,7 @@ class Warm(Comparison):
         self.assert_programs(results, "cp", "reshard")
 
     def test_a_merged_model_is_compared_with_a_copy_of_it(self):
-        (self.folder / "work").mkdir()  # without a checkpoint, of which it is none
+        (self.folder / "work").mkdir()  # without a checkpoint, and it is not one
         results = self.bench("--tool", "merge", "--dtype", "bfloat16", "--check")
         self.assertEqual(results["stage"], None)
         self.assertGreater(results["output_bytes"], shapes_size(2))

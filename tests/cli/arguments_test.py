@@ -237,7 +237,7 @@ class ReportTest(CliTest):
         done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--progress=always")
         self.assertRegex(done.stderr, r"\[#{30}\] 100 %")
         self.assertRegex(done.stderr, r"\nzero-to-fp32: 30 tensors")
-        for arguments in [["--progress=never"], ["--progress=auto"], []]:  # stderr is no terminal here
+        for arguments in [["--progress=never"], ["--progress=auto"], []]:  # stderr is not a terminal here
             done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), *arguments)
             self.assertNotIn("%", done.stderr)
 

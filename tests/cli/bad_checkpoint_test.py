@@ -140,7 +140,7 @@ class DamagedFileTest(CliTest):
     def test_other_things_in_place_of_a_shard_are_called_what_they_are(self):
         things = {
             b"": "empty",
-            b"hello, this is no checkpoint\n": "a text file.*hello",
+            b"hello, this is not a checkpoint\n": "a text file.*hello",
             b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n": "Git LFS pointer",
             b"<!DOCTYPE html>\n<html><body>404</body></html>": "HTML",
             b"\0" * 4096: "zeros",
@@ -300,7 +300,7 @@ class HostilePickleTest(CliTest):
                 path = scratch.model() if kind == "model" else scratch.optim(0)
                 with edited(path) as state:
                     change(state)
-                if number == 1:  # a buffer that is no tensor is left out, and that is said
+                if number == 1:  # a buffer that is not a tensor is left out, and that is said
                     done = self.zero_to_fp32(scratch.folder, self.new_path())
                     self.assertEqual(done.returncode, 1, done.stderr)
                     self.assertRegex(done.stderr, "note: 'stats.running_mean'.* not a tensor")
@@ -749,7 +749,7 @@ class MixedUpTest(CliTest):
 
 
 class StrangeNamesTest(CliTest):
-    """Parameter names are no file names here: any text is written, or refused with a message."""
+    """Parameter names are not file names here: any text is written, or refused with a message."""
 
     NAMES = ["../../etc/passwd", "/absolute", "a\0b", "a/b", "a\nb", "a\x1b[31mb", 'quote"\\', "", " ", "ä€😀", "x" * 100_000]
 

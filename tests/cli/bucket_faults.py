@@ -33,7 +33,7 @@ from tools import filled
 PASSING = ("delay", "drop", "reset", "cut", "stall", 500, 503, 429)
 # Faults that are an error at once.
 FINAL = (403, 404, 412, "changed", "longer", "shorter", "shifted")
-# Six tries, of which each may be silent for 20 s, and the waits between them.
+# Six tries, each of which may be silent for 20 s, and the waits between them.
 LONGEST_STALL = 25
 LONGEST_WAIT = 60
 CASES = ("z2_fp32_full_w3", "z3_fp32_full_w8", "z1_bf16_full_w2", "hf_trainer_llama_z3_bf16_w2")
@@ -129,7 +129,7 @@ class Campaign:
             run.wrong.append("a key is said")
         if done.returncode == 0:
             if self.result(done.stdout, output, url) != self.expected[run.case, run.command]:
-                run.wrong.append("other bytes than of a disk")
+                run.wrong.append("different bytes than from a disk")
             # Objects beside the folder may be forbidden.
             if run.met_objects and run.kind == "final" and run.word in (403, 404, 412, "longer"):
                 run.wrong.append("went on after what cannot pass")

@@ -53,7 +53,7 @@ LAST = ("model.safetensors.index.json", "pytorch_model.bin.index.json", ".metada
 MARKER = ".dsckpt-staging-"
 # Files beside a checkpoint that are copied too, unless the output has them already.
 NEIGHBOURS = ("config.json", "generation_config.json")
-# Six tries, of which each may be silent for 20 s, and the waits between them.
+# Six tries, each of which may be silent for 20 s, and the waits between them.
 LONGEST_STALL = 25
 LONGEST_WAIT = 60
 LONGEST_RUN = 300
@@ -257,7 +257,7 @@ class Campaign:
             if run.another in files:  # it came after ours
                 files[run.another] = expected[run.another]
             if files != expected:
-                run.wrong.append("other bytes than of a disk")
+                run.wrong.append("different bytes than from a disk")
             return
         if is_killed:
             return

@@ -261,7 +261,7 @@ class BucketTest(BucketCase):
             while not kept.exists() and first.poll() is None:
                 time.sleep(0.01)
             first.send_signal(signal.SIGTERM)
-            self.assertIn("the same command goes on", first.communicate(timeout=60)[1])
+            self.assertIn("the same command resumes it", first.communicate(timeout=60)[1])
             done = self.tool(*command)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(differences(alone, out), set())

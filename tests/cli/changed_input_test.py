@@ -131,7 +131,7 @@ class ChangedInputTest(CliTest):
         self.assertIn(process.returncode, (0, 3, 4), said)
         written = tree(folder / "place")
         if process.returncode == 0:
-            # It was changed before it was opened, and is no archive any more: pack keeps it as it is.
+            # It was changed before it was opened, and is no longer an archive: pack keeps it as it is.
             if f"{path.name} is packed as plain bytes" in said:
                 return "said"
             self.assertTrue(written == expected, f"other bytes were written: {said}")

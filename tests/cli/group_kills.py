@@ -3,7 +3,7 @@
 
     tests/support/slurm_cluster.py scripts/python tests/cli/group_kills.py --runs 200
 
-After a signal to another rank than 0 the others do its work, unless their launcher ends them. After one to rank
+After a signal to a rank other than 0 the others do its work, unless their launcher ends them. After one to rank
 0 all processes end in the time that apps/NODES.md promises, with one message that names it and its node.
 Nothing is under a final name, or everything is. The input has not changed. The same command with --resume,
 every second time on another number of ranks, leaves the output of one process, and nothing else.
@@ -256,7 +256,7 @@ class Campaign:
         if any(statuses):
             run.wrong.append(f"the next start failed: {statuses}, {errors_in(said) or said}")
             return
-        run.went_on = any("by the run before" in errors for _, errors in said.values())
+        run.went_on = any("by the previous run" in errors for _, errors in said.values())
         left = sorted(path.name for path in (home / "place").iterdir())
         if left != self.names[run.index]:
             run.wrong.append(f"left after the next start: {left}")

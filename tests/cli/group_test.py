@@ -417,7 +417,7 @@ class GroupTest(CliTest):
             result = self.fault_on(2, "--limit-rate", "3MB",
                                    before=lambda rank: ["unshare", "--mount"] if rank == 2 else [],
                                    first=f"mount --bind {other} {shard}")
-            self.assert_said_once(result, 4, f"{shard.name}: rank 2 on \\S+: is another file here than on rank 0: .*{said}")
+            self.assert_said_once(result, 4, f"{shard.name}: rank 2 on \\S+: is not the same file here as on rank 0: .*{said}")
 
     def test_another_program_is_refused(self):
         self.prepare()

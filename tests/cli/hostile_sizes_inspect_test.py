@@ -100,7 +100,7 @@ class HostileSizesTest(CliTest):
             self.assertIn("lies in more than 131072 pieces", done.stderr)
 
     def with_clip_grads(self, values):
-        """A checkpoint of as many ranks, whose clip_grad these are."""
+        """A checkpoint with one rank for each of these values of clip_grad."""
         scratch = self.scratch("z2_bf16_w2")
         state = load_shard(scratch.optim(0))
         wrapper = state["optimizer_state_dict"]
@@ -113,7 +113,7 @@ class HostileSizesTest(CliTest):
         return scratch.folder
 
     def test_files_that_differ_in_the_last_of_many_values_are_compared_in_part(self):
-        """Each takes some kilobytes, of which lists of lists make a million values."""
+        """Each takes some kilobytes, which lists of lists turn into a million values."""
         ranks, numbers = 300, [0] * 900
         folder = self.with_clip_grads([[numbers] * 899 + [[0] * 899 + [rank]] for rank in range(ranks)])
         done = self.tool("ckpt-inspect", "verify", folder, "--json")

@@ -181,7 +181,7 @@ class HostileSizesTest(CliTest):
         staging = place / f"{cli_common.STAGING}resume-out"
         staging.mkdir(mode=0o700, parents=True)
         (staging / "job").mkdir(mode=0o700)
-        self.refused(2, "job: is a folder of user .*, and no regular file", "zero-to-fp32",
+        self.refused(2, "job: is a folder of user .*, not a regular file", "zero-to-fp32",
                      tools.case_named("z1_fp32_w2").load_dir, place / "out", "--resume")
 
     def test_a_long_name_that_all_tensors_share(self):

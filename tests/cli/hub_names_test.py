@@ -125,8 +125,8 @@ class HubNamesTest(CliTest):
         wrapped = {**module(), "adapter.weight": numbers(2)}
         odd = {**module(), LAYER + "mlp.experts.gate_up_proj": numbers(EXPERTS, 2 * INNER + 1, HIDDEN)}
         double = {**module(), LAYER + "mlp.experts.1.down_proj.weight": numbers(3)}
-        for tensors, why in ((wrapped, "'?adapter.weight'?:? is no name of Qwen3MoeForCausalLM|"
-                              "adapter.weight: --names hub: is no name of Qwen3MoeForCausalLM"),
+        for tensors, why in ((wrapped, "'?adapter.weight'?:? is not a name of Qwen3MoeForCausalLM|"
+                              "adapter.weight: --names hub: is not a name of Qwen3MoeForCausalLM"),
                              (odd, "gate_up_proj: the rule of its name does not fit: dimension 1 of .* is cut into 2"),
                              (double, "would be called '.*experts.1.down_proj.weight'")):
             with self.subTest(why):

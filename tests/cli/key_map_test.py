@@ -210,7 +210,7 @@ class RefusalsTest(KeyMapTest):
             ("^nothing => else", "no rule fits the name of a tensor: "),
             (r"^wide\.weight$ => a, b | chunk 0", r"1: of 'a': .*\[67, 11\]"),
             (r"^wide\.weight$ => a, b | chunk 2", "no dimension 2"),
-            (r"^wide\.weight$ => a, b | halve 0", "'halve 0' is no operation"),
+            (r"^wide\.weight$ => a, b | halve 0", "'halve 0' is not an operation"),
             (r"^(wide|narrow)\.weight$ => a", "'narrow.weight' gets the name 'a' of another tensor"),
             (r"^wide\.weight$ => a, narrow.weight | split 0 66 1", "gets the name 'narrow.weight' of another tensor"),
             (r"^blocks\.(\d+)\.mlp\.(up_proj\.|1x1\.)weight$ => ups | stack 0", "not numbered from 0 on"),
@@ -238,7 +238,7 @@ class RefusalsTest(KeyMapTest):
         for tool, arguments in [("reshard", ["--dp", "2"]), ("to-universal", []), ("to-dcp", ["--dp", "2"])]:
             said = self.refused(tool, 3, source, *arguments, "--key-map",
                                 self.rules(r"^tok_emb\.weight$ => upper, lower | split 0 30 7"))
-            self.assertIn("head.weight: is tied to 'tok_emb.weight', of which --key-map makes something else", said)
+            self.assertIn("head.weight: is tied to 'tok_emb.weight', which --key-map turns into something else", said)
 
     def test_parameters_of_two_groups(self):
         source = self.case("z1_fp32_tinygroup_w4").load_dir
@@ -247,7 +247,7 @@ class RefusalsTest(KeyMapTest):
                                 ("zero-to-fp32", ["--torch-optimizer"])]:
             with self.subTest(tool):
                 said = self.refused(tool, 3, source, *arguments, "--key-map", rules)
-                self.assertIn("gain: is in another group of the optimizer than 'temperature'", said)
+                self.assertIn("gain: is in a different group of the optimizer than 'temperature'", said)
 
     def test_parameters_that_were_stepped_unlike(self):
         source = self.new_path("universal")
@@ -259,7 +259,7 @@ class RefusalsTest(KeyMapTest):
         for tool, arguments in [("zero-to-fp32", ["--states"]), ("to-universal", []), ("to-dcp", ["--dp", "2"])]:
             with self.subTest(tool):
                 said = self.refused(tool, 3, source, *arguments, "--key-map", rules)
-                self.assertIn("blocks.0.ln_1.bias: was stepped another number of times than 'blocks.0.ln_1.weight'",
+                self.assertIn("blocks.0.ln_1.bias: was stepped a different number of times than 'blocks.0.ln_1.weight'",
                               said)
 
     def test_a_part_of_what_was_lost(self):

@@ -166,7 +166,7 @@ class TwoFormsTest(PackCliTest):
             ([state.name, state.name + ".zst"], ["reshard", beside.folder, self.new_path(), "--dp", "2"]),
         ]:
             _, stderr = self.refusal(3, *arguments)
-            self.assertIn(f"is there as {names[0]} and as {names[1]}", stderr)
+            self.assertIn(f"exists as {names[0]} and as {names[1]}", stderr)
 
 
 class DamageTest(PackCliTest):

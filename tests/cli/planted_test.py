@@ -135,7 +135,7 @@ class StagingTest(PlantedCase):
             self.renew()
             plant()
             self.give(self.staging, OTHER)
-            self.refused(self.zero, f"{self.staging.name}: is {kind} of user {OTHER}, and no folder")
+            self.refused(self.zero, f"{self.staging.name}: is {kind} of user {OTHER}, not a folder")
 
     def test_a_run_of_another_user_that_would_go_on(self):
         for wide in (False, True):
@@ -200,7 +200,7 @@ class StagingTest(PlantedCase):
         copy = self.shared / f"{RESUME}-other"
         shutil.copytree(self.staging, copy)
         self.give(copy, VICTIM)
-        self.refused([*self.zero[:-1], self.shared / "other"], "it was begun in another folder")
+        self.refused([*self.zero[:-1], self.shared / "other"], "it was started in another folder")
 
     def test_left_overs(self):
         """Left-overs of a dead run are removed, if they have its signature; no others are."""

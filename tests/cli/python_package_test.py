@@ -214,7 +214,7 @@ class BarTest(PackageTest):
     """The bar of tqdm, for which a module stands in that says what it is told."""
 
     def shown(self, call):
-        """The output of the stand-in in a process whose stderr is no terminal."""
+        """The output of the stand-in in a process whose stderr is not a terminal."""
         stands_in = self.new_path("modules") / "tqdm"
         stands_in.mkdir(parents=True, exist_ok=True)
         (stands_in / "__init__.py").write_text("")

@@ -200,7 +200,7 @@ class TypesTest(ResultsTest):
 class SeveralTest(ResultsTest):
 
     def run_folder(self):
-        """A run with two tags, of which the older one is damaged."""
+        """A run with two tags; the older one is damaged."""
         scratch = self.scratch(STAGE_2)
         tag = scratch.optim(1).parent
         older = tag.with_name("global_step2")

@@ -63,7 +63,7 @@ class RegridTest(unittest.TestCase):
     def test_rules_that_do_not_fit(self):
         self.refused("checkpoints/z2_bf16_w2", ["--tp", 2, "--tp-rule", "nothing=cat:0"], 2, "fits no parameter")
         self.refused("megatron/neox_pp1_tp2_dp1_z1_fp16", ["--tp", 4, "--tp-rule", ".*dense.*=cat:3"], 2,
-                     "is no rule for tensor-parallel slices")
+                     "is not a rule for tensor-parallel slices")
 
     def test_sums_of_the_ranks_parts_become_those_of_one_rank_only(self):
         rules = [r".*(attention\.dense|mlp\.linear2)\.weight=cat:1", r".*(query_key_value|linear1).*=cat:0",
@@ -94,15 +94,15 @@ class RegridTest(unittest.TestCase):
         self.assertEqual(sizes[64][name] - sizes[48][name], 8 * 16 * 2)
 
     def test_stages_that_no_layers_are_for(self):
-        self.refused("model_parallel/autotp2_dp1_z1_bf16", ["--pp", 2], 2, "is no pipeline")
-        self.refused("model_parallel/autotp2_dp1_z1_bf16", ["--stages", "0"], 2, "is no pipeline")
-        self.refused(PIPELINE, ["--pp", 3], 2, "nothing tells which layers each stage", "--stages says it")
+        self.refused("model_parallel/autotp2_dp1_z1_bf16", ["--pp", 2], 2, "is not a pipeline")
+        self.refused("model_parallel/autotp2_dp1_z1_bf16", ["--stages", "0"], 2, "is not a pipeline")
+        self.refused(PIPELINE, ["--pp", 3], 2, "nothing tells which layers each stage", "--stages gives them")
         self.refused(PIPELINE, ["--pp", 3, "--stages", "0,3"], 2, "names 2 layers for 3 stages")
         self.refused(PIPELINE, ["--pp", 3, "--stages", "1,2,3"], 2, "does not begin with layer 0")
         self.refused(PIPELINE, ["--pp", 3, "--stages", "0,3,3"], 2, "stage 2 would have no layers")
         self.refused(PIPELINE, ["--pp", 2, "--stages", f"0,{LAYERS}"], 2, "stage 1 would have no layers")
         self.refused(PIPELINE, ["--pp", 3, "--stages", "0,3,4"], 2, "stage 1 of 3 stages would have no layers with")
-        self.refused(PIPELINE, ["--pp", 3, "--stages", "0,three"], 2, "is no list of layers")
+        self.refused(PIPELINE, ["--pp", 3, "--stages", "0,three"], 2, "is not a list of layers")
 
     def test_other_changes_at_the_same_time(self):
         split = "model_parallel/autotp2_dp1_z1_bf16"

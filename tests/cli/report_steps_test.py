@@ -256,7 +256,7 @@ class RepeatedTest(ReportStepsTest):
         shard = next(self.source.rglob("*optim_states.pt"))
         os.utime(shard)
         for step, status in (("work", 4), ("commit", 2)):
-            self.assertIn("is another file here than when it was planned",
+            self.assertIn("is not the same file here as when it was planned",
                           self.run_step(step, folder, status=status).stderr)
         self.assertEqual(run_tool(*self.command, "--emit-plan", folder).returncode, 2)
 

@@ -75,7 +75,7 @@ class ArgumentsTest(ReshardTest):
             ([*shared, "--dp", "-2"], 2, "--dp: Value -2 not in range 1 to 65536"),
             ([*shared, "--dp", "two"], 2, "--dp: Value two not in range 1 to 65536"),
             ([*shared, "--dp", "2", "--stage", "4"], 2, "--stage: Value 4 not in range 0 to 3"),
-            ([*shared, "--dp", "2", "--sub-group-size", "0"], 2, "--sub-group-size: '0' is no whole number from 1 on"),
+            ([*shared, "--dp", "2", "--sub-group-size", "0"], 2, "--sub-group-size: '0' is not a whole number above 0"),
             ([*shared, "--dp", "2", "--ds-config", missing], 4, f"{missing}: cannot open: No such file or directory"),
             ([*shared, "--dp", "2", "--like", missing], 2, f"{missing}: there is no such folder"),
         ]:
@@ -417,7 +417,7 @@ class RefusalTest(ReshardTest):
         for rank in range(2):
             with edited(small.optim(rank)) as state:
                 state["optimizer_state_dict"]["optimizer_state_dict"]["state"][1]["step"] += 1
-        error = self.assert_refused(small.folder, 3, "stepped another number of times", "--dp", "3", "--stage", "2")
+        error = self.assert_refused(small.folder, 3, "stepped a different number of times", "--dp", "3", "--stage", "2")
         self.assertTrue(error["tensor"])
         # A checkpoint that is not cut as its configuration says.
         for rank in range(2):

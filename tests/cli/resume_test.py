@@ -1,4 +1,4 @@
-"""A run with --resume that stops for whatever reason is gone on with by the same command: the same bytes.
+"""A run with --resume that stops for whatever reason is resumed by the same command: the same bytes.
 
 support/fail_call.cpp kills a run at a call of the system. KILLS=all does so at every one of them, which
 takes long; else at some.
@@ -92,7 +92,7 @@ class KilledTest(ResumeTest):
                         now = {path: content for path, content in now.items() if path not in left}
                     else:
                         self.assertEqual(done.returncode, 0, done.stderr)
-                    goes_on += "by the run before" in done.stderr
+                    goes_on += "by the previous run" in done.stderr
                     self.assertEqual(set(now) ^ set(expected), set(), done.stderr)
                     self.assertTrue(now == expected)
                     shutil.rmtree(folder)
@@ -268,7 +268,7 @@ class StoppedTest(ResumeTest):
         self.assertEqual(code, 130, said)
         (staging,) = self.staging(folder)
         self.assertIn(str(staging.relative_to(folder)), said)
-        self.assertIn("the same command goes on", said)
+        self.assertIn("the same command resumes it", said)
         self.assertFalse((folder / "place" / "out").exists())
 
         # Without the option nothing is touched, and it is named.
@@ -337,7 +337,7 @@ class StoppedTest(ResumeTest):
         done = self.call(folder, [*command, "--resume"])
         self.assertEqual(done.returncode, 4, done.stderr)
         self.assertRegex(done.stderr, "the disk does not give back")
-        self.assertNotIn("the same command goes on", done.stderr)
+        self.assertNotIn("the same command resumes it", done.stderr)
 
     def test_a_journal_of_units_that_no_run_has_is_refused(self):
         folder = self.fresh(self.large(), {})
@@ -352,13 +352,13 @@ class StoppedTest(ResumeTest):
             journal.write_bytes(zlib.crc32(changed).to_bytes(4, "little") + changed)
             done = self.call(folder, [*command, "--resume"])
             self.assertEqual(done.returncode, 4, done.stderr)
-            self.assertRegex(done.stderr, f"begun in units of {unit} bytes?; to start again, remove ")
-            self.assertNotIn("the same command goes on", done.stderr)
+            self.assertRegex(done.stderr, f"started in units of {unit} bytes?; to start again, remove ")
+            self.assertNotIn("the same command resumes it", done.stderr)
         journal.write_bytes(b"x" + body)
         done = self.call(folder, [*command, "--resume"])
         self.assertEqual(done.returncode, 4, done.stderr)
-        self.assertRegex(done.stderr, "journal: is damaged, so that nothing can go on there; remove the folder")
-        self.assertNotIn("the same command goes on", done.stderr)
+        self.assertRegex(done.stderr, "journal: is damaged and cannot be resumed; remove the folder")
+        self.assertNotIn("the same command resumes it", done.stderr)
 
     def test_a_full_disk_keeps_what_is_done(self):
         folder = self.fresh(self.large(), {})
@@ -372,7 +372,7 @@ class StoppedTest(ResumeTest):
         # Where space cannot be reserved, a full disk shows in the middle.
         full = subprocess.run(command, cwd=folder, capture_output=True, text=True, preexec_fn=small_files)
         self.assertEqual(full.returncode, 4, full.stderr)
-        self.assertIn("the same command goes on", full.stderr)
+        self.assertIn("the same command resumes it", full.stderr)
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.staging(folder), [])

@@ -53,7 +53,7 @@ def lost_of_pieces(scratch, optims, models):
 
 
 def with_other_name(data):
-    """A file that opens, but one of whose tensors has another name in front of it than the directory says."""
+    """A file that opens, but one of whose tensors has a name in front of it that differs from the directory's."""
     at = data.index(b"PK\x03\x04", data.index(b"/data/1") - 200) + 30
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
 

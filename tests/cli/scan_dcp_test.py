@@ -17,7 +17,7 @@ from cli_common import CliTest
 from torch_files import saved
 
 MARKER = "dsckpt-dcp-payload-ran"
-VALUE = "optim.param_groups.0.betas"  # one that is no tensor
+VALUE = "optim.param_groups.0.betas"  # one that is not a tensor
 
 
 class Payload:
@@ -167,7 +167,7 @@ class ScanDcpTest(CliTest):
             ("lies beyond the end", lambda value, info: setattr(info, "offset", (1 << 63) - 1)),
             ("is not a size", lambda value, info: setattr(info, "offset", -1)),
             ("compressed or encrypted", lambda value, info: setattr(info, "transform_descriptors", ["zstd"])),
-            ("'storage_data' is no dict", lambda value, info: setattr(value, "storage_data", [])),
+            ("'storage_data' is not a dict", lambda value, info: setattr(value, "storage_data", [])),
             ("'storage_data'", lambda value, info: delattr(value, "storage_data")),
         ]
         for reason, change in cases:

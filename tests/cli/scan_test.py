@@ -344,7 +344,7 @@ class ScanTest(ScanCase):
                     zipped.writestr(record, content)
                 data = self.scanned(self.written(stream.getvalue(), "model.zip"), code=1)
                 self.assertEqual([part["record"] for part in data["unreadable"]], ["weights"])
-        # Numbers are no pickles, however many.
+        # Numbers are not pickles, however many.
         numpy.savez_compressed(self.root / "large.npz", a=numpy.zeros(9 << 20))
         self.assert_harmless(self.root / "large.npz")
 
@@ -388,7 +388,7 @@ class ScanTest(ScanCase):
         self.assertEqual(data["not_examined"], ["config.json", "model.safetensors", "tokenizer.model"])
         done = self.tool("ckpt-inspect", "scan", folder)
         self.assertIn("1 pickle in 1 of 4 files, 3 not examined: harmless", done.stderr)
-        # But what a loader would unpack is no text.
+        # But what a loader would unpack is not text.
         for content in (b"7z\xbc\xaf\x27\x1c\0\4" + bytes(40), zlib.compress(pickled(NONE)), lzma.compress(b"x")):
             (folder / "model.bin").write_bytes(content)
             data = self.scanned(folder, code=1)

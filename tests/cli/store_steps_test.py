@@ -326,7 +326,7 @@ class LostTest(StoreStepsTest):
             folder = self.plan([*self.COMMAND, "--force"], self.source)
             done = self.zero_to_fp32(self.source, "s3://models/new", "--safe-serialization")
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn(f"is of an output that is planned in {folder}", done.stderr)
+            self.assertIn(f"belongs to an output that is planned in {folder}", done.stderr)
             self.assertEqual(len(store.uploads), 1)
             self.run_step("work", folder)
             self.run_step("commit", folder)
@@ -346,7 +346,7 @@ class LostTest(StoreStepsTest):
             self.run_step("work", folder)
             store.fault = lambda number, path: 403 if path.endswith("pytorch_model.bin") else None
             failed = self.run_step("commit", folder, status=4)
-            self.assertIn("dsckpt commit goes on with it", failed.stderr)
+            self.assertIn("dsckpt commit continues it", failed.stderr)
             store.fault = lambda number, path: None
             self.run_step("commit", folder)
             self.assert_written(store, self.expected)
@@ -369,7 +369,7 @@ class LostTest(StoreStepsTest):
             (full / "notes.txt").write_text("")
             refused = self.tool(*self.words_to_plan(self.COMMAND, self.source, "s3://models/new", full))
             self.assertEqual(refused.returncode, 2)
-            self.assertIn("holds something else than a plan", refused.stderr)
+            self.assertIn("holds something other than a plan", refused.stderr)
             self.assertEqual((store.uploads, self.written()), ({}, {}))
 
 

@@ -141,7 +141,7 @@ class SuspendedRanksTest(unittest.TestCase):
         return expected
 
     def suspend(self, choose, command, calls, home):
-        """Two ranks, of which the second is stopped: that one. None if it was done before."""
+        """Starts two ranks and stops the second. Returns it. None if it was done before."""
         kind = choose.choice([kind for kind in CALLS if calls.get(kind)])
         # Most calls come when its share is begun.
         at = choose.randint(1, max(1, int(calls[kind] * choose.choice((0.3, 1)))))

@@ -183,7 +183,7 @@ class StatesTest(UnusualReshardTest):
                  self.base(self.states(self.reshard(folder, "--dp", "3", "--stage", "1"))[2])["state"].values()]
         self.assertEqual(steps, [3, 9])
         self.edit_optims(folder, lambda state, rank: self.base(state)["state"][1].update(step=torch_files.tensor(7.0)))
-        self.refused(folder, "stepped another number of times", "--dp", "3", "--stage", "1")
+        self.refused(folder, "stepped a different number of times", "--dp", "3", "--stage", "1")
 
     def test_hyper_parameters_may_be_tensors_and_objects(self):
         folder = self.copy(Z3_GROUPS)

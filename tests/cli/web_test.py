@@ -204,7 +204,7 @@ class NetworkTest(WebCase):
             self.assertEqual(done.returncode, 4, done.stderr)
 
     def test_names_that_do_not_resolve(self):
-        """After the tries, of which the second has failed for a reason of its own once."""
+        """After the tries; the second has failed once for a reason of its own."""
         self.environment.update(object_server.environment("http://store.invalid:99"))
         for url, name in (("https://nosuch.invalid/x", "nosuch.invalid"), ("s3://models/x", "store.invalid")):
             with self.subTest(url):

@@ -249,8 +249,8 @@ class WeightsInputTest(CliTest):
         chunks.mkdir()
         torch_files.save_file({"a": torch_files.zeros(1)}, chunks / "model.safetensors",
                   {"DCP_SHARDING_INFO": '{"a":{"saved_offsets":[%s]}}' % deep})
-        for source, error in ((folder, f"{index}: is no index"),
-                              (chunks, "model.safetensors: DCP_SHARDING_INFO: is no object of JSON")):
+        for source, error in ((folder, f"{index}: is not an index"),
+                              (chunks, "model.safetensors: DCP_SHARDING_INFO: is not a JSON object")):
             self.refused(3, error, "zero-to-fp32", source, self.new_path("out"))
             self.refused(3, error, "ckpt-inspect", "list", source)
 

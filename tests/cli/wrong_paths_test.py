@@ -133,7 +133,7 @@ class WrongPathsTest(unittest.TestCase):
         before = contents(self.root)
         done = run(*words, folder=self.root)
         self.assertEqual(done.returncode, 2, (words, done.stderr))
-        self.assertIn(f"error: {option}: an empty text is no path", done.stderr)
+        self.assertIn(f"error: {option}: a path cannot be empty", done.stderr)
         self.assertEqual(contents(self.root), before)
 
     def test_an_empty_path_is_none(self):

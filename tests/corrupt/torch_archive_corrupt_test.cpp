@@ -156,7 +156,7 @@ std::vector<Defect> defects() {
       {"torch 0.1 tar", tar, unsupported, "torch 0.1"},
       {"tar", other_tar, corrupt, "tar archive"},
       {"pickle", "\x80\x02}.", corrupt, "plain pickle"},
-      {"noise", "\x01\x02\x03\x04\x05", corrupt, "no format known"},
+      {"noise", "\x01\x02\x03\x04\x05", corrupt, "no known format"},
       {"zip without data.pkl", testdata("stored.zip"), corrupt, "no record data.pkl"},
       {"record outside", outside, corrupt, "lies outside of the folder 'p'"},
       {"tar and pickles", tar_and_pickles, corrupt, "tar archive"},

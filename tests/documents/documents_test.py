@@ -15,7 +15,7 @@ GENERATED = ("build/", ".venv/", ".cache/", "tests/bench/runs/", "testdata/malic
 LINE = 120
 README_LINES = 250
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-# Options of other programs than the tools.
+# Options of programs other than the tools.
 FOREIGN_OPTIONS = {"--prefix", "--quick", "--safe_serialization", "--input_folder", "--output_folder"}
 
 

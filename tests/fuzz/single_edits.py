@@ -60,7 +60,7 @@ IS_VALUE = set(b"N\x88\x89KMJ\x8aX\x8cG}])chj\x8f")
 
 
 def pieces_of(pickle):
-    """An opcode with its argument each; none if it is no pickle."""
+    """An opcode with its argument each; none if it is not a pickle."""
     try:
         begins = [place for _, _, place in pickletools.genops(pickle)]
     except Exception:

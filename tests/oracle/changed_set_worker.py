@@ -50,7 +50,7 @@ class Net(torch.nn.Module):
             self.extra = torch.nn.Linear(WIDTH, WIDTH)
             self.extra.register_buffer("seen", torch.rand(WIDTH))
         self.norm = torch.nn.LayerNorm(WIDTH)
-        # Parameters of other shapes than the trained ones: stage 0 saves no names.
+        # Parameters of different shapes than the trained ones: stage 0 saves no names.
         self.tower = torch.nn.Sequential(torch.nn.Linear(WIDTH, 5), torch.nn.LayerNorm(5))
         self.tower.requires_grad_(False)
         self.fixed = torch.nn.Parameter(torch.rand(5), requires_grad=False)

@@ -159,7 +159,7 @@ def trainer(rank, scratch):
 
 
 class Nothing:
-    """A dataloader or a schedule, of which nothing is saved."""
+    """A dataloader or a schedule, neither of which is saved."""
 
     def state_dict(self):
         return {}

@@ -488,8 +488,8 @@ class DcpTest(OracleTest):
         self.refused(folder, r"model.embed.weight: at \d+: holds float32 \[5, 6\], but .* \[3, 6\]")
 
     def test_places_outside_the_folder_and_over_each_other(self):
-        for change, pattern in ((dict(relative_path="../x.distcp"), "lies out of the folder"),
-                                (dict(relative_path="/etc/passwd"), "lies out of the folder"),
+        for change, pattern in ((dict(relative_path="../x.distcp"), "lies outside the folder"),
+                                (dict(relative_path="/etc/passwd"), "lies outside the folder"),
                                 (dict(offset=1), r"lies within what|no archive of torch.save|end of central directory"),
                                 (dict(offset=1 << 62), "truncated"), (dict(length=1 << 62), "truncated"),
                                 (dict(length=0), r"no archive of torch.save begins there"),
@@ -616,7 +616,7 @@ class DcpIntoDeepSpeedTest(OracleTest):
                 out = self.scratch / "out"
                 done = run_tool("reshard", folder, out, "--like", case.load_dir, "--dp", "2")
                 self.assertEqual(done.returncode, 3, done.stderr)
-                self.assertRegex(done.stderr, rf"{folder}: (tok_emb|blocks)\S+: has a step that is no count")
+                self.assertRegex(done.stderr, rf"{folder}: (tok_emb|blocks)\S+: has a step that is not a count")
                 self.assertFalse(out.exists())
                 shutil.rmtree(folder)
 

@@ -1,4 +1,4 @@
-"""Checkpoints made now by real DeepSpeed, with another seed than testdata's, through the oracle tests."""
+"""Checkpoints made now by real DeepSpeed, with a different seed than testdata's, through the oracle tests."""
 import os
 import pathlib
 import subprocess

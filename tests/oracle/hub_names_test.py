@@ -32,7 +32,7 @@ CLASSES = [
 
 
 def models_of_parts():
-    """Models whose parts are of other types than by default."""
+    """Models whose parts are of different types than by default."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     image = {**sizes, "image_size": 32, "patch_size": 8}
     text = {**sizes, "num_key_value_heads": 2, "vocab_size": 200, "head_dim": 16}

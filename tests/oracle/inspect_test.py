@@ -411,7 +411,7 @@ class SummaryTest(OracleTest):
 
 
 class OtherFormsTest(OracleTest):
-    """Files that are no ZeRO checkpoint."""
+    """Files that are not a ZeRO checkpoint."""
 
     def saved(self, folder, value):
         path = pathlib.Path(folder) / "file.pt"

@@ -51,7 +51,7 @@ class Load:
     steps_before: int = 0  # the engine has made some
     staged: bool = False  # all through the ring of buffers, as to a GPU
     options: dict = dataclasses.field(default_factory=dict)  # of load_checkpoint
-    # reshard needs a checkpoint of the new run, and takes from it what is no tensor.
+    # reshard needs a checkpoint of the new run, and takes from it what is not a tensor.
     like: bool = False
     # The optimizer is on NVMe. There DeepSpeed loads only its own files, so the other engine has it in RAM.
     nvme: bool = False

@@ -26,7 +26,7 @@ from regrid_test import words
 
 ALL = bool(os.environ.get("DSCKPT_ALL"))
 
-# A case, and what is another of the engine than of the one that saved it: ranks, type of elements, ZeRO stage. Its
+# A case, and the differences between its engine and the one that saved it: ranks, type of elements, ZeRO stage. Its
 # source may be "packed": then DeepSpeed itself would find no files. And the options of the load.
 LOADS = [
     ("autotp2_dp1_z1_bf16", {"dp": 2}),

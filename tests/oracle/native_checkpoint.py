@@ -264,7 +264,7 @@ class NativeCheckpoint:
         return result
 
     def scalars(self, rank=0):
-        """By parameter, the states that are no tensors with elements in a row: counts of steps."""
+        """By parameter, the states that are not tensors with elements in a row: counts of steps."""
         state = self.base(rank)["state"]
         return {name: {key: value for key, value in state.get(entry, {}).items()
                        if not is_state(key, value)}

@@ -412,7 +412,7 @@ def load_all(paths):
 class PolyglotTest(unittest.TestCase):
 
     def loaded(self, paths):
-        """path -> loader -> label. A loader that crashes has loaded nothing, and the next file is gone on with."""
+        """path -> loader -> label. A loader that crashes has loaded nothing, and the next file is tried."""
         results, left = collections.defaultdict(dict), list(map(str, paths))
         while left:
             done = subprocess.run([sys.executable, __file__, "--load", *left], capture_output=True, text=True, cwd=self.folder)

@@ -129,7 +129,7 @@ class ProgramsTest(OracleTest):
         with self.each_case(program) as folder:
             done = run_tool("zero-to-fp32", program.checkpoint, folder, "--states")
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("'worker_error' is what one rank lost to compression", done.stderr)
+            self.assertIn("'worker_error' is one rank's error of compression", done.stderr)
             written = {path.stem for path in (folder / "optimizer_states").iterdir()}
             self.assertEqual(written, {"exp_avg", "exp_avg_sq"})
 

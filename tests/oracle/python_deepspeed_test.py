@@ -166,7 +166,7 @@ class FunctionsTest(QuietTest):
 
 
 class PlacesTest(QuietTest):
-    """A checkpoint is one on a disk, however its path is given, in an object store, and on a web server."""
+    """The checkpoint on a disk, by each form of its path; in an object store; and on a web server."""
 
     def setUp(self):
         super().setUp()

@@ -81,7 +81,7 @@ def is_stale(name):
 
 
 def used_rows(case, name, value, key, tp):
-    """The rows of a rank's part of a vocabulary that are no padding: other grids may have had less of it."""
+    """The rows of a rank's part of a vocabulary that are not padding: other grids may have had less of it."""
     if name not in case.facts["rules"].get("vocabulary", ()):
         return value.shape[0] if value.dim() else None
     rank = int(key.split("|")[3][2:])

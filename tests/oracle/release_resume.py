@@ -8,7 +8,7 @@ Run it with scripts/python, which knows where the makers of the test data are:
     release_resume.py ds0.16.9_z2_bf16_w2 --dp 3 --universal           through to-universal
     release_resume.py --matrix [--only REGEX]                          all of them
 
-The engine starts from other weights than the run that saved, so that only a real load can match. After its own
+The engine starts from different weights than the run that saved, so that only a real load can match. After its own
 load_checkpoint the engine must hold the state that the live one had when it saved, bit for bit. This is
 masters, optimizer states, counts of steps, the module and the client state. The loss of the next step must be
 that of the run that was never interrupted, within 1e-5 (fp32) or 2e-2 (16 bits: another order of sums). Exit

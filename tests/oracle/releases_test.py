@@ -166,7 +166,7 @@ class ReleasesTest(OracleTest):
 
     def test_what_a_release_does_not_have_is_refused(self):
         case = oracle.case_of_release("ds0.19.8_z0_bf16_w2")
-        for version, status, words in (("0.17.6", 3, "stage 0 in bf16"), ("soon", 2, "no release of DeepSpeed"),
+        for version, status, words in (("0.17.6", 3, "stage 0 in bf16"), ("soon", 2, "not a release of DeepSpeed"),
                                        ("0.3.1", 3, "before 0.4")):
             with self.each_case(case) as folder:
                 done = run_tool("reshard", case.load_dir, folder / "out", "--dp", 1, "--ds-version", version)

@@ -11,7 +11,7 @@ Run it with scripts/python, which knows where the makers of the test data are:
     resume_check.py testdata/checkpoints/z2_bf16_w4 --reshard --world 3             through reshard
     resume_check.py --reshard --matrix [--quick] [--only REGEX]                     the table of reshard_resume.py
 
-The engines start from other weights than the recorded run, so that only a real load can match. DeepSpeed's
+The engines start from different weights than the recorded run, so that only a real load can match. DeepSpeed's
 universal loader restores neither buffers nor frozen parameters. --same-init gives the model those of the
 checkpoint, as a training script that builds its model from the same sources does.  After loading, the masters
 and optimizer states are read back and compared with those of the live engine when it saved. Then two more steps
@@ -65,7 +65,7 @@ class Resume:
     size: dict  # world, or pp, tp, dp and ep
     same_init: bool = False
     stage: int | None = None  # another ZeRO stage than the one that saved
-    zero: dict = dataclasses.field(default_factory=dict)  # other zero_optimization keys than when it was saved
+    zero: dict = dataclasses.field(default_factory=dict)  # different zero_optimization keys than when it was saved
     config: dict = dataclasses.field(default_factory=dict)  # other top-level keys; None takes one away
     compare_files: bool = False  # what is loaded must be all that the case's own files hold
     strict: bool = True

@@ -397,7 +397,7 @@ class SplitWeights(oracle.OracleTest):
             done = tools.run_tool("reshard", case.load_dir, folder / "out", "--dp", 1, "--weights-from",
                                   folder / "given.safetensors")
             self.assertEqual(done.returncode, 3, done.stderr)
-            self.assertIn("is cut for 2 tensor-parallel ranks as no simple rule tells", done.stderr)
+            self.assertIn("is cut for 2 tensor-parallel ranks by no simple rule", done.stderr)
             self.assertIn("--tp 1 makes a checkpoint", done.stderr)
             # As the hint says.
             self.run_well("reshard", folder / "whole", case.load_dir, folder / "whole", "--dp", 1, "--tp", 1)

@@ -91,7 +91,7 @@ class StripTest(OracleTest):
         return output / case.facts["tag"]
 
     def assert_same_files_beside(self, case, output):
-        """Files that are no archive of the tag are copied byte for byte."""
+        """Files that are not an archive of the tag are copied byte for byte."""
         for path in sorted(case.load_dir.rglob("*")):
             name = path.relative_to(case.load_dir)
             in_tag = name.parts[0] == case.facts["tag"]

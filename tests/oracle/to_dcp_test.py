@@ -372,7 +372,7 @@ class Resume(OracleTest):
             for world, how in self.sizes(case):
                 self.resume(case, world, how)
                 resumed += 1
-        self.require(resumed, "cases that FSDP2 can go on with")
+        self.require(resumed, "cases that FSDP2 can continue")
 
     @staticmethod
     def sizes(case):

@@ -52,7 +52,7 @@ def element_bytes(tensor):
 
 
 def records(path):
-    """name -> bytes of the records that say something, whatever their checksums are."""
+    """name -> bytes of the records with content; checksums do not matter."""
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             entry.CRC = None

@@ -187,7 +187,7 @@ def named_in(pickle):
         elif isinstance(argument, str):
             texts.append(argument)
         else:
-            texts.append("")  # something else than a text
+            texts.append("")  # something other than text
     return names
 
 

@@ -237,7 +237,7 @@ class TrainingsTest(OracleTest):
                            "--param-names", names)
 
     def test_sharded_models_of_accelerate_are_told_apart(self):
-        """Two alike of one step: one is no copy of the other, because both are in one folder."""
+        """Two alike of one step: one is not a copy of the other, because both are in one folder."""
         for number in range(2):
             model, optimizer = self.trained(number)
             suffix = f"_{number}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The contents of a packed file, by another program than ckpt-pack: the format is small enough for that.
+"""The contents of a packed file, by a program other than ckpt-pack: the format is small enough for that.
 
     tests/oracle/unpack.py FILE.dspack > FILE
 

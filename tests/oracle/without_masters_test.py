@@ -57,7 +57,7 @@ class WithoutMastersTest(OracleTest):
     def test_what_needs_masters_refuses_them(self):
         for make, source, scratch in self.folders():
             done = run_tool("reshard", source, scratch / "out", "--dp", 2)
-            if make is save_16bit_model:  # which are no checkpoint, but can begin one
+            if make is save_16bit_model:  # which are not a checkpoint, but can begin one
                 self.assertEqual(done.returncode, 2)
                 self.assertIn("weights do not tell the optimizer and its parameter groups", done.stderr)
                 continue

@@ -79,7 +79,7 @@ class CheckIncludes(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertEqual(output.strip(), "lib/io/a: needs itself, with header and source: lib/io/a -> lib/io/b -> lib/io/a")
         self.assertEqual(check(files={**files, "lib/io/a.cpp": '#include "io/a.h"\n'}), (0, ""))
-        # The tests and the tools are no library.
+        # The tests and the tools are not a library.
         files = {path.replace("lib/io", "tests"): text.replace("io/", "") for path, text in files.items()}
         self.assertEqual(check(files=files), (0, ""))
 

@@ -122,7 +122,7 @@ def by_srun(size, folder, *options):
 
 
 def by_torchrun(size, folder):
-    """Its ranks are on this machine, and it starts a program that is no Python."""
+    """Its ranks are on this machine, and it starts a program that is not Python."""
     port = 20000 + hash(str(folder)) % 10000
     return ["torchrun", "--no-python", "--nproc-per-node", str(size), "--master-port", str(port)], {}
 

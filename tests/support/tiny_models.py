@@ -19,7 +19,7 @@ import make_names
 
 MOST_ELEMENTS = 110_000_000
 
-# Sizes by their names in configurations: patterns for whole names, of which the first match counts.
+# Sizes by their names in configurations: patterns for whole names; the first match counts.
 SIZES = [
     (r"first_k_dense_replace|n_group|topk_group|num_nextn_predict_layers", 1),
     (r"(num_)?(hidden_layers|layers|encoder_layers|decoder_layers|blocks)|n_layers?|depth", 2),

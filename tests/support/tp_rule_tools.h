@@ -107,7 +107,7 @@ inline std::vector<Shape> shapes_of(const std::vector<SampleSlice>& slices) {
   return shapes;
 }
 
-// "CorruptError: ..." of what `body` throws, "" if nothing, "foreign: ..." if it is no Error.
+// "CorruptError: ..." of what `body` throws, "" if nothing, "foreign: ..." if it is not an Error.
 inline std::string error_of(const std::function<void()>& body) {
   try {
     body();

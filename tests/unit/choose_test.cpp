@@ -40,7 +40,7 @@ std::string chosen(std::vector<SavedState> states) {
 
 TEST(Choose, TheHighestStepThatFilesHold) {
   EXPECT_EQ(chosen({state("checkpoint-9", 9), state("checkpoint-10", 10)}), "checkpoint-10");
-  // Names are no steps.
+  // Names are not steps.
   EXPECT_EQ(chosen({state("epoch-9", 3), state("epoch-10", 2)}), "epoch-9");
   EXPECT_EQ(chosen({state("val_loss=1.5-step=2.ckpt", 2), state("val_loss=0.3-step=5.ckpt", 5)}),
             "val_loss=0.3-step=5.ckpt");

@@ -65,9 +65,9 @@ TEST(ContentName, RefusesTwoFormsOfOneContent) {
   EXPECT_NO_THROW(refuse_two_forms(content));
   folder.write("x.pt.dspack", "p");
   EXPECT_ERROR(refuse_two_forms(content), InconsistentError,
-               "is there as x.pt.dspack and as x.pt.zst");
+               "exists as x.pt.dspack and as x.pt.zst");
   folder.write("x.pt", "");
-  EXPECT_ERROR(refuse_two_forms(content), InconsistentError, "is there as x.pt and as x.pt.dspack");
+  EXPECT_ERROR(refuse_two_forms(content), InconsistentError, "exists as x.pt and as x.pt.dspack");
 }
 
 // Whichever form is there, under either of its names.

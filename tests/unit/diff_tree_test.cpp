@@ -25,7 +25,7 @@ std::vector<std::string> names_of(const DiffNode& node) {
   return names;
 }
 
-// Sixteen layers, of which each has one tensor of two that differs: too many for a list.
+// Sixteen layers, each with one tensor of two that differs: too many for a list.
 Diff sixteen_layers() {
   Diff diff;
   for (const int layer : {0, 1, 10, 11, 12, 13, 14, 15, 2, 3, 4, 5, 6, 7, 8, 9}) {

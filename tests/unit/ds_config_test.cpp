@@ -83,11 +83,11 @@ TEST(DsConfig, SaysWhereAFileIsNotJson) {
 
 TEST(DsConfig, RefusesKeysThatComeTwice) {
   EXPECT_ERROR(File(R"({"a": 1, "b": {"a": 2}, "a": 3})").load(), UsageError,
-               "the key a is there twice");
+               "the key a appears twice");
   EXPECT_ERROR(File(R"({"zero_optimization": {"stage": 1, "stage": 2}})").load(), UsageError,
-               "the key zero_optimization.stage is there twice");
+               "the key zero_optimization.stage appears twice");
   EXPECT_ERROR(File(R"({"l": [0, {"x": 1, "x": 2}]})").load(), UsageError,
-               "the key l[1].x is there twice");
+               "the key l[1].x appears twice");
 }
 
 TEST(DsConfig, RefusesFilesThatAreTooLong) {

@@ -152,7 +152,7 @@ class MemoryStore : public FarStore {
     return request("complete", path, [&](Fault now_fault) -> FarPublished {
       const Upload& from = find(path, upload);
       std::string bytes;
-      check(!parts.empty() && parts.size() == from.parts.size(), "other parts than were sent");
+      check(!parts.empty() && parts.size() == from.parts.size(), "different parts than were sent");
       unsigned number = 0;
       for (const auto& [sent, part] : from.parts) {
         check(sent == ++number && parts[number - 1] == etag_of_part(part), "another part");
@@ -852,7 +852,7 @@ TEST_F(FarOutputTest, RefusesAnInputThatHasChangedWhenItIsSentAnew) {
       file.put(static_cast<char>(bytes[at] + 1));
       return Fault::again;
     };
-    EXPECT_ERROR(run(plan), IoError, "the input gives other bytes than before");
+    EXPECT_ERROR(run(plan), IoError, "the input now gives different bytes");
     EXPECT_TRUE(store_->objects.empty());
     EXPECT_TRUE(store_->upload_ids().empty());
     folder.write("in", bytes);
@@ -1087,7 +1087,7 @@ TEST_F(FarLeftOverTest, OfThisHostBeforeItsStartIsSweptADayLater) {
   }
 }
 
-// A reply to this run was lost, and whose an upload is no store says.
+// A reply to this run was lost, and no store says whose an upload is.
 TEST_F(FarLeftOverTest, IsLeftAloneWhereTheRunThatFailsIsInDoubt) {
   leave(of_another_host(owner_line()), store_->now);
   const auto uploads = store_->upload_ids();
@@ -1100,7 +1100,7 @@ TEST_F(FarLeftOverTest, IsLeftAloneWhereTheRunThatFailsIsInDoubt) {
   EXPECT_TRUE(std::includes(left.begin(), left.end(), uploads.begin(), uploads.end()));
   EXPECT_EQ(left.size(), uploads.size() + 1);
   ASSERT_EQ(notes_.size(), 2u);
-  EXPECT_NE(notes_[1].find("2 unfinished uploads may be of another run"), std::string::npos)
+  EXPECT_NE(notes_[1].find("2 unfinished uploads may belong to another run"), std::string::npos)
       << notes_[1];
 }
 

@@ -110,7 +110,7 @@ TEST_F(FileServiceTest, AServerThatIsGoneIsNamed) {
   const FileLook look = look_at(folder_.path() / "latest");
   EXPECT_ERROR(
       files->read(1, folder_.path() / "latest", look.size, look.modified, 0, std::span(&byte, 1)),
-      IoError, "rank 1 on n1 does not give its files any more");
+      IoError, "rank 1 on n1 no longer serves its files");
 }
 
 TEST_F(FileServiceTest, WhoeverReadsCanBeStopped) {

@@ -260,7 +260,7 @@ std::vector<uint64_t> elements_of(const TensorSource& source) {
 TensorSource in_pieces(const Shape& shape) {
   const int64_t count = numel(shape);
   const TensorSource whole = tensor({count + 1});
-  // A gap behind the first half, so that it is no single run.
+  // A gap behind the first half, so that it is not a single run.
   return TensorSource::cat(
              0, {whole.narrow(0, 0, count / 2), whole.narrow(0, count / 2 + 1, count - count / 2)})
       .view(shape);

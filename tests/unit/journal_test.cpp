@@ -168,7 +168,7 @@ TEST_F(JobIdentityTest, IsTheSameJob) {
 TEST_F(JobIdentityTest, IsOfItsFolder) {
   const Folder again = test::make_own(folder_.path() / "again");
   fs::copy_file(folder_.path() / "job", again.path() / "job");
-  EXPECT_EQ(difference_from_saved(again, job_), "it was begun in another folder");
+  EXPECT_EQ(difference_from_saved(again, job_), "it was started in another folder");
   EXPECT_EQ(difference(), "");
 }
 
@@ -237,12 +237,12 @@ TEST_F(JobIdentityTest, SaysWhatIsDifferent) {
   job_.options = "--verify";
   expect("its options are '--verify', and not ''");
   job_.plan = "abd";
-  expect("it writes other contents");
+  expect("it writes different contents");
 }
 
 TEST_F(JobIdentityTest, IsOneOfThisProgram) {
   folder_.write("job", "{\"version\": 99}");
-  EXPECT_EQ(difference(), "another release of this program has begun it");
+  EXPECT_EQ(difference(), "another release of this program started it");
   for (const char* text : {"", "{", "[]", "{\"version\": 4}", "\xff"}) {
     folder_.write("job", text);
     EXPECT_ERROR(difference(), IoError, "is damaged");

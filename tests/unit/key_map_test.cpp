@@ -144,7 +144,7 @@ TEST(KeyMap, RefusesWhatItsOperationsDoNotFit) {
   says(refusal("w\\d => w | stack 0", {{"w0", {2}}, {"w1", {3}}}), "become one");
   says(refusal("a, b => c | cat 0", {{"a", {2}}}), "there is no 'b' for 'c'");
   says(refusal("a, b => c | stack 0", {{"a", {2}}, {"b", {2}}}), "leave several");
-  says(refusal("a => b | halve 0", {}), "'halve 0' is no operation");
+  says(refusal("a => b | halve 0", {}), "'halve 0' is not an operation");
   says(refusal("a => b, c | split 0 1 2 3", {}), "3 parts");
   says(refusal("a => b | unstack 0", {}), "wants a *");
   says(refusal("a => b.* | stack 0", {}), "for the numbers of unstack");

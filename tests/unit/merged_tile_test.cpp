@@ -17,7 +17,7 @@
 namespace dsckpt {
 namespace {
 
-// Rows and columns are no multiple of what vector code takes at once.
+// Rows and columns are not a multiple of what vector code takes at once.
 struct Matrices {
   static constexpr size_t kRows = 7;
   static constexpr size_t kColumns = 61;

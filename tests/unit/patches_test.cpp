@@ -105,7 +105,7 @@ TEST_F(PatchesTest, TheDigestOfNothingIsKnownToAll) {
             static_cast<int>(kLarge / kUnit));
 }
 
-// Stopped after every batch, and gone on with.
+// Stopped after every batch, and resumed.
 TEST_F(PatchesTest, ARunThatGoesOnWritesWhatTheOneBeforeHasLeftOut) {
   struct Stop {};
   const CopyPlan plan = plan_of(kLarge, kUnit + 1, kLarge - 2 * kUnit, {kUnit - 3, kLarge - 9});

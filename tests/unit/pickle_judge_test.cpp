@@ -56,7 +56,7 @@ TEST(PickleJudge, PicklesThatPythonWritesAreWritten) {
 
 TEST(PickleJudge, ACallWithArgumentsThatNobodyWritesIsAProblem) {
   EXPECT_TRUE(is_written(judged(call("_codecs", "encode", text("a") + text("latin1") + "\x86"))));
-  // Another codec runs code of Python's that nobody asks for; a number is no text.
+  // Another codec runs code of Python's that nobody asks for; a number is not text.
   EXPECT_FALSE(is_written(judged(call("_codecs", "encode", text("a") + text("rot13") + "\x86"))));
   EXPECT_FALSE(is_written(judged(call("_codecs", "encode", "K\1" + text("latin1") + "\x86"))));
   EXPECT_FALSE(is_written(judged(call("_codecs", "encode", text("a") + "\x85"))));

@@ -288,7 +288,7 @@ TEST_F(QuestionsTest, AFileThatIsAnotherOneElsewhereEndsAll) {
   test::run_ranks(3, answer_question, [&](Meeting& meeting) {
     RankReaders readers(meeting);
     EXPECT_ERROR(ask(items_, StatisticsQuestion{}, {2, progress, &readers}), IoError,
-                 "is another file here than on rank 0");
+                 "is not the same file here as on rank 0");
     // The ranks can be asked something else then.
     const std::vector<PassItem> first{items_[0]};
     EXPECT_EQ(ask(first, StatisticsQuestion{}, {2, progress, &readers})[0].count, 5u << 18);

@@ -135,7 +135,7 @@ TEST_F(RankWorkTest, WhatFailsOnOneRankEndsAll) {
   folder_.write("input1", contents_[0] + "x");
   test::run_ranks(3, {}, [&](Meeting& meeting) {
     EXPECT_ERROR(write(meeting, folder_.path() / "out"), IoError,
-                 "is another file here than on rank 0");
+                 "is not the same file here as on rank 0");
   });
   EXPECT_FALSE(std::filesystem::exists(folder_.path() / "out"));
 }

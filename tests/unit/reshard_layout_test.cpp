@@ -293,9 +293,9 @@ TEST(ReshardLayout, OneTensorTakesParametersOfOneKindOnly) {
   model.add("b", {2});
   const ReshardTarget two = target_of(1, EngineWrapper::zero12, 2, {"a", "b"});
   EXPECT_ERROR(ReshardLayout(model.source(), two), UnsupportedError,
-               "folder: b: has other optimizer states than 'a', beside which the new run's "
+               "folder: b: has different optimizer states than 'a', in whose group the new run's "
                "optimizer has it");
-  // Each on its own is no trouble.
+  // Each alone is no trouble.
   const ReshardTarget single = target_of(0, EngineWrapper::plain, 2, {"a", "b"});
   EXPECT_EQ(ReshardLayout(model.source(), single).runs().size(), 2u);
 
@@ -303,7 +303,7 @@ TEST(ReshardLayout, OneTensorTakesParametersOfOneKindOnly) {
   other.add("a", {2});
   other.add("b", {2}).weight = TensorSource::zeros(DType::bfloat16, {2});
   EXPECT_ERROR(ReshardLayout(other.source(), two), UnsupportedError,
-               "folder: b: has a master of another type than 'a' of its group");
+               "folder: b: has a master of a different type than 'a' of its group");
 }
 
 // transformers' Adafactor factors the variance of matrices, which ZeRO does not give it.

@@ -447,8 +447,8 @@ TEST(ReshardTarget, NotesComeInTheOrderOfWhatIsDecided) {
   request.source.facts.precision = Precision::bf16;
   request.target();
   EXPECT_EQ(request.notes,
-            (Names{"the checkpoint's ds_config is not understood (is odd); what the files "
-                   "themselves tell is used",
+            (Names{"the checkpoint's ds_config is not understood (is odd); the facts "
+                   "in the files are used instead",
                    "the precision changes from bf16 to fp32: the parameters are rounded from the "
                    "masters, and the loss scale starts anew",
                    "stage 0 in fp32 counts every parameter that the optimizer is given: give it "
@@ -465,9 +465,9 @@ TEST(ReshardTarget, NotesComeInTheOrderOfWhatIsDecided) {
   request.like->facts.config_error = "is odder";
   request.target();
   EXPECT_EQ(request.notes,
-            (Names{"the checkpoint's ds_config is not understood (is odder); what the files "
-                   "themselves tell is used",
-                   "no ds_config says so: round_robin_gradients is taken to be off"}));
+            (Names{"the checkpoint's ds_config is not understood (is odder); the facts "
+                   "in the files are used instead",
+                   "no ds_config sets round_robin_gradients: it is taken to be off"}));
 
   request = {};
   request.source.set_config(
@@ -536,9 +536,9 @@ std::vector<RefusedCase> refused_cases() {
        },
        "old/model.pt: is elastic and has no hyper-parameters to start with"},
       {[](Request& r) { r.source.facts.has_optimizer = false; },
-       "old/model.pt: has no optimizer state: there is no training to go on with"},
+       "old/model.pt: has no optimizer state: there is no training to continue"},
       {[](Request& r) { r.options.ds_version = "soon"; },
-       "--ds-version 'soon' is no release of DeepSpeed, like 0.16.4"},
+       "--ds-version 'soon' is not a release of DeepSpeed, like 0.16.4"},
       {[](Request& r) { r.options.ds_version = "0.3.1"; }, "no release before 0.4 is written for"},
       {[](Request& r) {
          r.source.set_config({{"expert_parallel", {{"autoep_size", 2}}}});
@@ -566,7 +566,7 @@ std::vector<RefusedCase> refused_cases() {
          r.source.facts.checkpoint.values = ValuesFrom::start;
          r.options.stage = 0;
        },
-       "old/model.pt: is of stage 0, where a run does not start from shards as it would from the "
+       "old/model.pt: is of stage 0, where shards do not start a run as the "
        "weights",
        "give the weights to the model before deepspeed.initialize"},
       {[](Request& r) {
@@ -646,8 +646,8 @@ std::vector<RefusedCase> refused_cases() {
        },
        "old: has experts, which are in files of their own below stage 3 and with the ranks at "
        "stage 3; they are not moved",
-       "to-dcp makes the model whole, and reshard --like continues from that like a checkpoint of "
-       "the new run"},
+       "to-dcp makes the model whole; reshard --like CHECKPOINT, of the new run, continues from "
+       "that"},
       {[](Request& r) { r.source.facts.groups[0].params = {"a"}; },
        "old/model.pt: b: is in none of the optimizer's parameter groups; whether it is frozen the "
        "files do not tell"},
@@ -862,9 +862,9 @@ TEST(ReshardRefusals, MembersAreTrainedParametersInOneGroupEach) {
               r.source.add("buffer", {1}, ParamKind::buffer);
               r.source.facts.groups[0].params.push_back("buffer");
             }),
-            "old/model.pt: buffer: is in a parameter group, but is no trained parameter");
+            "old/model.pt: buffer: is in a parameter group, but is not a trained parameter");
   EXPECT_EQ(refused([](Request& r) { r.source.facts.groups[0].params.push_back("none"); }),
-            "old/model.pt: none: is in a parameter group, but is no trained parameter");
+            "old/model.pt: none: is in a parameter group, but is not a trained parameter");
   // Under the other run's groups what has no states was frozen.
   EXPECT_EQ(refused([](Request& r) {
               r.source = KnownRun(0, EngineWrapper::plain);

@@ -407,7 +407,8 @@ TEST(StagedOutput, ReplacesNoOtherFolderThatHasItsNameMeanwhile) {
       output.commit();
       EXPECT_EQ(listing(target), kCommitted);
     } else {
-      EXPECT_ERROR(output.commit(), UsageError, "is another folder than when this run began");
+      EXPECT_ERROR(output.commit(), UsageError,
+                   "is not the folder that was there when this run began");
       output.give_up();
       EXPECT_EQ(read_all(target / "sub/precious"), "precious");
     }
@@ -523,7 +524,7 @@ TEST(StagedOutput, WritesThePointerLast) {
   EXPECT_EQ(listing(folder.path()).size(), kCommitted.size() + 2);
 }
 
-// A rank that was suspended has the sink of a run that others have gone on with.
+// A rank that was suspended has the sink of a run that others have resumed.
 class SleepingRank : public testing::TestWithParam<bool> {
  protected:
   // Runs that commit a whole folder, or file by file.

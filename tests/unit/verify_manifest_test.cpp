@@ -48,9 +48,9 @@ TEST(Manifest, IsReadAsItIsWritten) {
 }
 
 TEST(Manifest, OtherFilesAreNone) {
-  EXPECT_ERROR(read("{"), CorruptError, "is no manifest");
-  EXPECT_ERROR(read("[]"), CorruptError, "is no manifest");
-  EXPECT_ERROR(read(R"({"type": "report"})"), CorruptError, "is no manifest");
+  EXPECT_ERROR(read("{"), CorruptError, "is not a manifest");
+  EXPECT_ERROR(read("[]"), CorruptError, "is not a manifest");
+  EXPECT_ERROR(read(R"({"type": "report"})"), CorruptError, "is not a manifest");
 }
 
 TEST(Manifest, AnotherSchemaOrHashIsNotSupported) {
@@ -75,7 +75,7 @@ TEST(Manifest, EveryFieldIsThereAndOfItsKind) {
   }
   json root = good();
   root["files"][0]["size"] = -1;
-  EXPECT_ERROR(read(root.dump()), CorruptError, "is no size");
+  EXPECT_ERROR(read(root.dump()), CorruptError, "is not a size");
 }
 
 TEST(Manifest, AHashHas64HexadecimalDigits) {
@@ -83,14 +83,14 @@ TEST(Manifest, AHashHas64HexadecimalDigits) {
        {std::string(63, 'a'), std::string(65, 'a'), std::string(64, 'A'), std::string(64, 'g')}) {
     json root = good();
     root["files"][0]["sha256"] = wrong;
-    EXPECT_ERROR(read(root.dump()), CorruptError, "is no SHA-256");
+    EXPECT_ERROR(read(root.dump()), CorruptError, "is not a SHA-256 hash");
   }
 }
 
 TEST(Manifest, IsNotReplacedUnlessForced) {
   const TempFolder folder;
   const auto path = folder.write("manifest.json", "mine");
-  EXPECT_ERROR(write_manifest({}, path, false), UsageError, "is there already");
+  EXPECT_ERROR(write_manifest({}, path, false), UsageError, "already exists");
   EXPECT_EQ(test::read_all(path), "mine");
   write_manifest({}, path, true);
   EXPECT_EQ(read_manifest(path).size(), 0u);

@@ -128,7 +128,7 @@ TEST_F(VerifyWeights, OfAFileThatCannotBeReadNothingElseIsSaid) {
 TEST_F(VerifyWeights, AnIndexHasAMap) {
   index_ = {{"metadata", {{"total_size", 36}}}};
   EXPECT_EQ(findings(), (Texts{std::string("index ") + kIndex +
-                               ": is no index: it has no object \"weight_map\""}));
+                               ": is not an index: it has no object \"weight_map\""}));
 }
 
 }  // namespace

@@ -289,7 +289,7 @@ TEST(ZstdFile, ChecksTheFrameThatIsReadBackwards) {
   }
 }
 
-// A frame as RFC 8878 has it: `descriptor` and what follows it, and a block of "hello".
+// A frame by RFC 8878: `descriptor` and what follows it, and a block of "hello".
 std::string hello(const std::string& header) {
   return "\x28\xB5\x2F\xFD" + header + std::string("\x29\0\0", 3) + "hello";
 }

@@ -196,7 +196,7 @@ Key key_of(wint_t code) {
 
 void Screen::require_terminal() {
   if (::isatty(STDIN_FILENO) != 1 || ::isatty(STDOUT_FILENO) != 1) {
-    throw UsageError("browse is for a terminal, and standard input or output is none")
+    throw UsageError("browse is for a terminal, and standard input or output is not one")
         .with_hint("`ckpt-inspect tree` shows the same in a pipe or a file");
   }
 }

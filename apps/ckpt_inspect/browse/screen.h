@@ -38,7 +38,7 @@ struct Typed {
 // second one ends the process. Ctrl-Z works as everywhere.
 class Screen {
  public:
-  // Throws UsageError if stdin or stdout is no terminal.
+  // Throws UsageError if stdin or stdout is not a terminal.
   static void require_terminal();
   // Throws as require_terminal(), and UsageError for a terminal that ncurses cannot draw on.
   Screen();

@@ -63,7 +63,7 @@ void KeeperMark::refuse_others(const std::string& front, const std::string& show
           .with_hint("one is enough; it ends with its job, or with kill");
     }
     throw IoError({.file = shown}, "another process may keep checkpoints there" + who, 0)
-        .with_hint("a process that has said nothing for three minutes is taken for dead");
+        .with_hint("a process that has said nothing for three minutes counts as dead");
   }
 }
 

@@ -26,7 +26,7 @@ namespace dsckpt::pack {
 
 class KeptPlace {
  public:
-  // Looks at nothing yet. `force`: another run's place, or another place than the run had, is taken
+  // Looks at nothing yet. `force`: another run's place, or a new place for the run, is taken
   // all the same.
   KeptPlace(std::filesystem::path path, std::filesystem::path run, bool force);
 

@@ -11,7 +11,7 @@ namespace {
 constexpr int kRecordSchema = 1;
 
 CorruptError no_record() {
-  return CorruptError({}, "is no record of ckpt-pack keep");
+  return CorruptError({}, "is not a record of ckpt-pack keep");
 }
 
 const nlohmann::json& member_of(const nlohmann::json& object, const char* key) {

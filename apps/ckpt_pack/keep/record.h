@@ -2,7 +2,7 @@
 //
 // JSON: {"schema": 1, "type": "kept", "name", "is_tag", "step", "how", "files": [{"path", "bytes",
 // "modified"}], "outputs": [{"path", "bytes"}]}. It says nothing of time, so that the same
-// checkpoint gives the same bytes, and a run that was stopped can be gone on with.
+// checkpoint gives the same bytes, and a stopped run can be resumed.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct Record {
 };
 
 std::string text_of(const Record& record);
-// Throws CorruptError for what is none, UnsupportedError for one of another schema.
+// Throws CorruptError if the text is not a record, UnsupportedError for another schema.
 Record parse_record(std::string_view text);
 
 }  // namespace dsckpt::pack

@@ -26,7 +26,7 @@ struct Removal {
 Removal remove_checkpoint(const RunFolder& run, const RunCheckpoint& checkpoint,
                           const MayRemove& may_remove);
 
-// Ends what processes before have begun. Returns what a user should know.
+// Finishes what earlier processes have begun. Returns notes for the user.
 std::vector<std::string> end_removals(const RunFolder& run, const MayRemove& may_remove);
 
 }  // namespace dsckpt::pack

@@ -2,7 +2,7 @@
 //
 // One rule: where two answers are possible, they are listed and nothing is done. States are ages of
 // one model if their names say so, their parameters are the same, and their steps differ. Then the
-// highest step is meant. Names are no steps, and times are nothing.
+// highest step is meant. Names are not steps, and times mean nothing.
 #pragma once
 
 #include <filesystem>
@@ -15,20 +15,20 @@ namespace dsckpt {
 
 struct ChosenState {
   SavedState state;
-  std::string note = {};  // what was chosen among what; "" where the path leaves no choice
+  std::string note = {};  // the choice and its alternatives; "" where the path leaves no choice
   // The others of the same model, the newest first: meant as well, should it be damaged.
   std::vector<SavedState> older = {};
   std::vector<SavedState> damaged = {};  // of no known step; the note names them
 };
 
-// The states among `states` below `path` that belong to `model`, the name of one of their folders.
-// All of them for "", and if the model may be one within files of DCP. Throws UsageError that lists
-// the models if none has this name.
+// The states of `model` among `states`, which are below `path`. `model` is the name of one of their
+// folders. All of them for "", and if the model may be one within files of DCP. Throws UsageError
+// that lists the models if none has this name.
 std::vector<SavedState> of_model(const std::filesystem::path& path, std::vector<SavedState> states,
                                  const std::string& model);
 
-// `states` without those that lie beside the one that a `latest` below `path` names, and are ages
-// of it by their names. The writer of `latest` has said which one is meant.
+// `states` without the other ages of a state that a `latest` below `path` names: those beside it,
+// by their names. The writer of `latest` has said which one is meant.
 std::vector<SavedState> without_older_tags(const std::filesystem::path& path,
                                            std::vector<SavedState> states);
 

@@ -21,7 +21,7 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// The records of a zip with their CRC32s; nullopt for what is no zip with checksums.
+// The records of a zip with their CRC32s; nullopt for files that are not zips with checksums.
 std::optional<std::vector<std::tuple<std::string, uint64_t, uint32_t>>> checksums(
     const InputFile& file) {
   if (!ZipReader::probe(file)) return std::nullopt;

@@ -21,7 +21,7 @@ namespace {
 constexpr std::array<const char*, 2> kLatest{"latest", "latest_universal"};
 constexpr uint64_t kMaxTagBytes = 4096;
 constexpr int kLevels = 3;          // Lightning: version_0/checkpoints/epoch=0-step=10.ckpt
-constexpr size_t kFolders = 20000;  // of a folder that is no output of a training
+constexpr size_t kFolders = 20000;  // of a folder that is not an output of a training
 constexpr std::string_view kModelFront = "model";
 
 std::string name_of(const fs::path& path) {
@@ -274,7 +274,7 @@ std::vector<SavedState> find_states(Folders& folders, const fs::path& path) {
   try {
     if (!search.add(path)) search.add_below(path, kLevels);
   } catch (const IoError& error) {  // the newest may be there
-    error.hinted("if it is not the one that is meant, give the folder of the one that is").raise();
+    error.hinted("if another one is meant, give its folder").raise();
   }
   return search.take();
 }

@@ -36,7 +36,8 @@ void sort_shards(std::vector<ShardFile>& shards) {
 std::vector<ShardFile> list_shards(Folders& folders, const fs::path& folder) {
   std::vector<ShardFile> shards;
   const ListedFolder& listed = folders[folder];
-  for (const auto* paths : {&listed.files, &listed.folders}) {  // a folder is no file, and says so
+  for (const auto* paths :
+       {&listed.files, &listed.folders}) {  // a folder is not a file, and says so
     for (const fs::path& path : *paths) {
       if (const auto name = parse_shard_name(path.filename().string())) {
         shards.push_back({*name, path});
@@ -680,7 +681,7 @@ bool may_be_of_hub(const fs::path& path) {
 }  // namespace
 
 UsageError no_such_folder(const fs::path& path) {
-  if (path.empty()) return UsageError("an empty text is no path");
+  if (path.empty()) return UsageError("a path cannot be empty");
   UsageError error(path.string() + ": there is no such folder");
   if (may_be_of_hub(path)) {
     return std::move(error).with_hint(download_hint(path.string()));

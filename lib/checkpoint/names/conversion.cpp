@@ -156,7 +156,7 @@ TensorSource interleaved(const TensorSource& tensor, size_t dim, bool inverse) {
 TensorSource transposed(const TensorSource& tensor, size_t first, size_t second) {
   if (first > second) std::swap(first, second);
   Shape shape = tensor.shape();
-  if (second != first + 1) throw does_not_fit("dimensions that are no neighbours change places");
+  if (second != first + 1) throw does_not_fit("dimensions that are not neighbours change places");
   const std::array sizes{product(shape, 0, first), shape[first], shape[second],
                          product(shape, second + 1, shape.size())};
   std::swap(shape[first], shape[second]);
@@ -285,7 +285,7 @@ Collected split(const Json& operation, const Collected& tensors, const Conversio
   for (size_t i = 0; i < context.to.size(); ++i) {
     const Shape* shape = i < context.module_shapes.size() ? context.module_shapes[i] : nullptr;
     if (shape == nullptr || shape->size() <= dim) {
-      throw does_not_fit("how long its parts are, only a checkpoint of the run tells");
+      throw does_not_fit("only a checkpoint of the run tells how long its parts are");
     }
     sizes.push_back((*shape)[dim]);
   }
@@ -325,7 +325,7 @@ Collected transposed(const Json& operation, Collected tensors, const ConversionC
   for (auto& [pattern, parts] : tensors) {
     if (is_only) pattern = context.to.size() > 1 ? context.from.front() : context.to.front();
     for (TensorSource& part : parts) {
-      // Only what is not as the module has it. None of the module's own tensors is that.
+      // Only tensors that differ from the module's. None of the module's own does.
       const bool is_like =
           if_unlike && (context.module_shape == nullptr || *context.module_shape == part.shape());
       if (is_like) continue;
@@ -354,8 +354,8 @@ Collected permuted(const Json& operation, Collected tensors, const ConversionCon
   return tensors;
 }
 
-// core_model_loading.ErnieFuseAndSplitTextVisionExperts: each list of experts is cut into as many
-// kinds as there are results, whose stacks are then concatenated.
+// core_model_loading.ErnieFuseAndSplitTextVisionExperts: there are as many
+// kinds of experts as results. Each list of experts is cut into kinds; each kind is stacked.
 Collected fused_kinds(const Json& operation, const Collected& tensors,
                       const ConversionContext& context) {
   const size_t kinds = context.to.size();

@@ -27,7 +27,7 @@ struct ConversionContext {
   std::vector<const Shape*> module_shapes = {};
 };
 
-// Carries out `operation`, a list of its name and arguments as rules.jsonl has it. Throws
+// Carries out `operation`, a list of its name and arguments as in rules.jsonl. Throws
 // UnsupportedError for wrong numbers of tensors, for sizes that do not divide, and for a
 // permutation of a tensor that lies in pieces.
 Collected convert(const nlohmann::json& operation, Collected tensors,

@@ -302,7 +302,7 @@ std::string class_in(const Json& config) {
 void HubNames::Impl::read(std::string_view text, bool any_release) {
   config = parse_json(text);
   if (!config.is_object()) {
-    why_not = "config.json is no JSON object";
+    why_not = "config.json is not a JSON object";
     return;
   }
   model = class_in(config);
@@ -328,8 +328,8 @@ void HubNames::Impl::read(std::string_view text, bool any_release) {
   }
 }
 
-// Parts that are models of their own may be of other types than by default: these have their own
-// rules.
+// Parts that are models of their own may be of different types than by default: these have their
+// own rules.
 std::vector<std::pair<std::optional<std::string>, std::string>> HubNames::Impl::uses_of(
     const Json& row) const {
   std::vector<std::pair<std::optional<std::string>, std::string>> uses;

@@ -89,7 +89,7 @@ std::vector<std::string> cut_at(std::string_view text, std::string_view mark) {
   }
 }
 
-// An operation as a rule of the hub has it; nullopt for what is none.
+// An operation in the form of the hub's rules; nullopt if the text is not one.
 std::optional<Json> operation_of(const std::string& text) {
   const std::vector<std::string> words = cut_at(text, " ");
   std::vector<int64_t> numbers;
@@ -234,7 +234,7 @@ void KeyMap::Rule::read_operations(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
     const std::optional<Json> operation = operation_of(text);
     if (!operation) {
-      throw UsageError(origin + ": '" + text + "' is no operation")
+      throw UsageError(origin + ": '" + text + "' is not an operation")
           .with_hint(
               "chunk DIM, split DIM PART PART ..., cat DIM, stack DIM, unstack DIM, "
               "transpose DIM DIM");

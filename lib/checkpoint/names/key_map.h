@@ -61,7 +61,7 @@ class KeyMap {
   };
 
   KeyMap();  // without rules: names stay
-  // Throws UsageError that names `origin` and the line that is no rule.
+  // Throws UsageError that names `origin` and the line that is not a rule.
   static KeyMap parse(std::string_view text, const std::string& origin);
   KeyMap(KeyMap&&) noexcept;
   KeyMap& operator=(KeyMap&&) noexcept;
@@ -70,8 +70,8 @@ class KeyMap {
   // True if the rule that fits does more than rename.
   bool converts(const std::string& name) const;
   // By the first input of each, in the order of `names`; two may give the same name. Throws
-  // UsageError for a group that is no number, or less than the number that is subtracted. Throws it
-  // also for tensors that are taken together, but are not numbered from 0 on. Borrows the rules.
+  // UsageError for a group that is not a number, or less than the number that is subtracted. Throws
+  // it also for tensors that are taken together, but are not numbered from 0 on. Borrows the rules.
   std::vector<Change> changes(std::span<const std::string> names);
   // "FILE:LINE" of rules that fit no name.
   std::vector<std::string> unused() const;

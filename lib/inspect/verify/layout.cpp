@@ -271,7 +271,7 @@ std::string known_obstacle(const Verification& v) {
   if (v.report.form == "universal" && v.has(Check::extra)) return "there are too many files";
   for (const CheckedFile& file : v.files) {
     if (!file.left_out && !file.whole()) return file.display + " cannot be read";
-    if (!file.left_out && file.suspect) return file.display + " is not what it should be";
+    if (!file.left_out && file.suspect) return file.display + " has wrong content";
   }
   return "";
 }

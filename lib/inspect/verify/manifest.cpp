@@ -87,21 +87,21 @@ std::vector<ManifestRecord> records_of(const std::vector<const CheckedFile*>& pa
 
 std::string text_at(const json& object, const char* key) {
   if (!object.is_object() || !object.contains(key) || !object[key].is_string()) {
-    throw CorruptError({.member = key}, "is no text, or is missing");
+    throw CorruptError({.member = key}, "is not text, or is missing");
   }
   return object[key].get<std::string>();
 }
 
 uint64_t number_at(const json& object, const char* key) {
   if (!object.is_object() || !object.contains(key) || !object[key].is_number_unsigned()) {
-    throw CorruptError({.member = key}, "is no size, or is missing");
+    throw CorruptError({.member = key}, "is not a size, or is missing");
   }
   return object[key].get<uint64_t>();
 }
 
 const json& list_at(const json& object, const char* key) {
   if (!object.is_object() || !object.contains(key) || !object[key].is_array()) {
-    throw CorruptError({.member = key}, "is no list, or is missing");
+    throw CorruptError({.member = key}, "is not a list, or is missing");
   }
   return object[key];
 }
@@ -109,7 +109,7 @@ const json& list_at(const json& object, const char* key) {
 std::string digits_at(const json& object) {
   std::string digits = text_at(object, "sha256");
   if (digits.size() != kDigits || digits.find_first_not_of("0123456789abcdef") != digits.npos) {
-    throw CorruptError({.member = "sha256"}, "is no SHA-256");
+    throw CorruptError({.member = "sha256"}, "is not a SHA-256 hash");
   }
   return digits;
 }
@@ -230,7 +230,7 @@ void write_manifest(const Manifest& manifest, const fs::path& path, bool force) 
   if (force) {
     file.publish();
   } else if (!file.publish_new()) {
-    throw UsageError(path.string() + ": is there already").with_hint("--force replaces it");
+    throw UsageError(path.string() + ": already exists").with_hint("--force replaces it");
   }
 }
 
@@ -241,7 +241,7 @@ Manifest read_manifest(const fs::path& path) {
     const std::vector<std::byte> bytes = file.read(0, file.size());
     const json root = parse_json(as_text(bytes));
     if (!root.is_object() || root.value("type", json()) != "manifest") {
-      throw CorruptError({}, "is no manifest");
+      throw CorruptError({}, "is not a manifest");
     }
     if (number_at(root, "schema") != kManifestSchema || text_at(root, "hash") != "sha256") {
       throw UnsupportedError({}, "is a manifest of another schema or hash");

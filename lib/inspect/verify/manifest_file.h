@@ -37,8 +37,8 @@ std::string manifest_text(const Manifest& manifest);
 // Writes it beside `path` and renames it. Throws IoError, and UsageError if `path` exists and not
 // `force`.
 void write_manifest(const Manifest& manifest, const std::filesystem::path& path, bool force);
-// Throws IoError, CorruptError for a file that is no manifest, UnsupportedError for another schema
-// or hash.
+// Throws IoError, CorruptError for a file that is not a manifest, UnsupportedError for another
+// schema or hash.
 Manifest read_manifest(const std::filesystem::path& path);
 
 }  // namespace dsckpt

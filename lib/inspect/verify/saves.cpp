@@ -211,7 +211,7 @@ void compare(Verification& v, const std::vector<CheckedFile*>& files,
   }
 }
 
-// A tensor whose bytes are already reported as wrong is no fact.
+// A tensor whose bytes are already reported as wrong is not a fact.
 void add_fact(Verification& v, Facts& facts, Check check, const Shard& shard, std::string name,
               const Value& value) {
   if (value.is_none()) return;

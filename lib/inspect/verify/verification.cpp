@@ -22,7 +22,7 @@ std::string message_of(const Error& error) {
   return error.message() + " (in " + stored.filename().string() + ")";
 }
 
-// A shortage of the system is no defect of the checkpoint.
+// A shortage of the system is not a defect of the checkpoint.
 void refuse_shortage(const Error& error) {
   const int reason = error.errno_value();
   if (reason == EMFILE || reason == ENFILE || reason == ENOMEM) error.raise();

@@ -314,7 +314,7 @@ def _opened_again(path, options, saved):
     """Called by a pickle of a Checkpoint. saved: tag and step of the pickled one."""
     checkpoint = Checkpoint(path, **options)
     if (checkpoint.tag, checkpoint.step) != saved:
-        raise InconsistentError(f"{os.fspath(path)}: is another checkpoint than the one that was pickled: "
+        raise InconsistentError(f"{os.fspath(path)}: is not the checkpoint that was pickled: "
                                 f"{checkpoint.tag}, step {checkpoint.step}, not {saved[0]}, step {saved[1]}")
     return checkpoint
 

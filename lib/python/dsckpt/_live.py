@@ -465,7 +465,7 @@ def _share(groups):
 
 
 class _Weights:
-    """Loads only weights into an engine: they become its masters, and rounded its weights. All else stays."""
+    """Loads only weights into an engine: they become its masters, and after rounding its weights. All else stays."""
 
     def __init__(self, engine, plan, strict):
         self.engine, self.plan, self.strict = engine, plan, strict

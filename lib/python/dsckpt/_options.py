@@ -86,7 +86,7 @@ OPTIONS = {
         "ranks":
             "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
-            "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
+            "RATE: With --ranks: also show the time if each reads and writes so many bytes a second",
         "force":
             "Replace files of the same names",
         "fsync":
@@ -186,7 +186,7 @@ OPTIONS = {
         "ranks":
             "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
-            "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
+            "RATE: With --ranks: also show the time if each reads and writes so many bytes a second",
         "force":
             "Replace files of the same names",
         "fsync":
@@ -258,7 +258,7 @@ OPTIONS = {
         "ranks":
             "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
-            "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
+            "RATE: With --ranks: also show the time if each reads and writes so many bytes a second",
         "force":
             "Replace a universal checkpoint that is in the output folder",
         "fsync":
@@ -324,7 +324,7 @@ OPTIONS = {
         "ranks":
             "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
-            "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
+            "RATE: With --ranks: also show the time if each reads and writes so many bytes a second",
         "force":
             "Replace to-dcp's earlier output",
         "fsync":
@@ -428,7 +428,7 @@ OPTIONS = {
         "ranks":
             "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
-            "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
+            "RATE: With --ranks: also show the time if each reads and writes so many bytes a second",
         "force":
             "Replace reshard's earlier output",
         "fsync":
@@ -480,7 +480,7 @@ OPTIONS = {
         "ranks":
             "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
-            "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
+            "RATE: With --ranks: also show the time if each reads and writes so many bytes a second",
         "force":
             "Replace the output folder",
         "fsync":
@@ -528,7 +528,7 @@ OPTIONS = {
         "ranks":
             "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
-            "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
+            "RATE: With --ranks: also show the time if each reads and writes so many bytes a second",
         "force":
             "Replace the output folder",
         "fsync":
@@ -584,7 +584,7 @@ OPTIONS = {
         "ranks":
             "N: With --dry-run: also show the work of each of N ranks (mpirun -n N)",
         "disk_rate":
-            "RATE: With --ranks: and how long it takes if each reads and writes so many bytes a second",
+            "RATE: With --ranks: also show the time if each reads and writes so many bytes a second",
         "force":
             "Replace strip's earlier output",
         "fsync":
@@ -644,7 +644,7 @@ OPTIONS = {
         "once":
             "Look once, handle the finished checkpoints, and exit",
         "force":
-            "Accept another place than before for --to; with --restore, replace existing files",
+            "Accept a new place for --to; with --restore, replace existing files",
         "restore":
             "STEP: Copy back the checkpoint of that step or name, or the newest, and exit",
         "into":

@@ -318,7 +318,7 @@ class _Values(TypedDict):
 
 
 class Values(_Values, total=False):
-    """The result of print(). `values` are row-major; values that are no JSON numbers are texts."""
+    """The result of print(). `values` are row-major; values that are not JSON numbers are texts."""
 
     state: str
 

@@ -127,7 +127,7 @@ class FarFolders {
 
   void check_process() const {
     if (buckets_->is_empty() || process_ == ::getpid()) return;
-    throw UsageError("what an object store has was opened before this process was forked")
+    throw UsageError("files of an object store were opened before this process was forked")
         .with_hint("open it in each process, or start them with \"spawn\" or \"forkserver\"");
   }
 

@@ -76,14 +76,13 @@ std::string many_parts(const std::vector<Extent>& parts,
     if (is_usual && first.size() < rows) first.push_back(&part);
   }
   const size_t different = parts.size() - count;
-  std::string out =
-      paragraph(grouped(count) + " of " + grouped_count(parts.size(), "part") + " have " +
-                grouped_count(static_cast<uint64_t>(size), "element") + " each" +
-                (different == 0   ? "."
-                 : different == 1 ? "; this one has not:"
-                 : others.size() < different
-                     ? "; " + grouped(different) + " have not, of which these are the first:"
-                     : "; these " + grouped(different) + " have not:"));
+  std::string out = paragraph(
+      grouped(count) + " of " + grouped_count(parts.size(), "part") + " have " +
+      grouped_count(static_cast<uint64_t>(size), "element") + " each" +
+      (different == 0              ? "."
+       : different == 1            ? "; this one has not:"
+       : others.size() < different ? "; " + grouped(different) + " have not; these are the first:"
+                                   : "; these " + grouped(different) + " have not:"));
   if (!others.empty()) out += parts_table(others, colours);
   return out + details(first.size() < count ? "the first " + grouped(first.size()) + " of the " +
                                                   grouped(count) + " that are alike"

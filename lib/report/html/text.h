@@ -9,7 +9,7 @@
 namespace dsckpt {
 
 // `text` for an element or a quoted attribute. Control characters, and characters that change the
-// direction of text, become visible ("\x1b", "\u{202e}"). Bytes that are no UTF-8 become U+FFFD.
+// direction of text, become visible ("\x1b", "\u{202e}"). Bytes that are not UTF-8 become U+FFFD.
 // Texts longer than `max` bytes lose their middle to "…".
 std::string html_text(std::string_view text, size_t max = 200);
 

@@ -1,4 +1,4 @@
-"""A file in torch's old format, which is no zip, ends in its last storage: nothing at its end says so."""
+"""A file in torch's old format, which is not a zip, ends in its last storage: nothing at its end says so."""
 from plant import find
 
 CASE = "z3_fp32_legacyserial_w2"

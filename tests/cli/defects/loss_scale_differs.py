@@ -1,4 +1,4 @@
-"""A rank's loss scaler has another scale than the others': ranks scale together, so the shard is of another save."""
+"""A rank's loss scaler has a different scale than the others': ranks scale together, so the shard is of another save."""
 from plant import find, optimizer
 
 CASE = "z3_fp16_full_b120_w3"

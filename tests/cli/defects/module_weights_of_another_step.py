@@ -1,4 +1,4 @@
-"""The model file is of another save than the optimizer's shards: no 16-bit weight is the rounding of its master."""
+"""The model file is of a different save than the optimizer's shards: no 16-bit weight is the rounding of its master."""
 from plant import find, module
 
 CASE = "z2_bf16_full_b120_w3"

@@ -1,4 +1,4 @@
-"""A tensor-parallel rank's weight is cut along the other dimension than its master."""
+"""A tensor-parallel rank's weight is cut along a different dimension than its master."""
 from plant import find, module
 
 CASE = "autotp2_dp2_z2_bf16"

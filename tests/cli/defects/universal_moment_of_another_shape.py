@@ -1,4 +1,4 @@
-"""A parameter's moment has another shape than its master."""
+"""A parameter's moment has a different shape than its master."""
 from plant import UNIVERSAL, edited, find
 
 CASE = "z2_fp32_full_w3"
