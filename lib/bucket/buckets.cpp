@@ -164,7 +164,7 @@ struct Buckets::Impl {
     const std::string above = slash == url.prefix.npos ? "" : url.prefix.substr(0, slash);
     try {
       std::vector<ListedObject> beside = listed(access, above, true);
-      // If nothing was found, subfolders too are listed, so that messages can name what is there.
+      // If nothing was found, subfolders too are listed, so that messages can name them.
       if (!below.empty()) {
         std::erase_if(beside, [](const ListedObject& object) { return object.key.ends_with('/'); });
       }

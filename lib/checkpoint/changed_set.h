@@ -1,5 +1,5 @@
 // Another set of parameters: some become trained or frozen, some come or go, and the vocabulary has
-// other rows. All five are one pass over the parameters, which makes of each what it is then.
+// other rows. One pass over the parameters makes all five changes.
 #pragma once
 
 #include "checkpoint/checkpoint.h"

@@ -194,7 +194,7 @@ class OtherValues {
     return having.empty() ? nullptr : &values_.groups()[*having.begin()];
   }
 
-  // The numbers of those that have the parameter under any of its names.
+  // The numbers of the groups that have the parameter under any of its names.
   std::set<size_t> groups_with(const std::string& param) const {
     std::set<size_t> numbers;
     const auto add = [&](const std::string& name) {

@@ -18,8 +18,8 @@ namespace dsckpt {
 // number of threads may ask while nobody adds.
 class PatternList {
  public:
-  // Throws UnsupportedError for what RE2 does not read, or reads otherwise than Python, and where
-  // all of them together make too large programs.
+  // Throws UnsupportedError for patterns that RE2 does not read, or reads differently from Python,
+  // and if all of them together make too large programs.
   void add(std::string pattern);
 
   // Which of them match, rising.

@@ -112,7 +112,7 @@ int64_t sub_groups_of(const Shard& optim) {
 }
 
 // The step that the optimizer counts at the step of the model-states file: in old releases one of
-// two numbers. Doubles: the file may say any.
+// two numbers. Doubles, since the file may hold any number.
 struct ModelStep {
   double counted;
   double most;

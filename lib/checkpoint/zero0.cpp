@@ -359,8 +359,7 @@ class Zero0Reader {
     }
   }
 
-  // Nothing says which layers are of which stage, nor which are tied: what their optimizers hold
-  // does.
+  // No file lists the layers of a stage or the tied layers: the contents of their optimizers tell.
   void read_pipeline() {
     layers_ = open_pipeline_layers(draft_, names_in(worlds_));
     const Mesh& mesh = draft_.facts.mesh;

@@ -18,12 +18,12 @@
 // and the message says so. Objects that another live run may have begun stay.
 //
 // With FarOptions::folder, other processes send parts too (step_files.h): prepare() begins all
-// uploads, and place() has them. take() has what others have sent, and what they have left in the
-// folder: (3) begins with that. With FarOptions::job the folder is the user's, and a stop of any
-// process costs only what it was sending. A commit that fails or is killed leaves everything to the
-// next one; remove_far() is for the user who wants none. An output whose upload is gone by then is
-// sent anew. A commit completes the parts that it knows by their ETags, or the store
-// refuses it: so a process that wakes up late changes nothing.
+// uploads, and place() has them. take() returns the parts that others have sent or left in the
+// folder: (3) begins with them. With FarOptions::job the folder is the user's, and a stop of any
+// process costs only the parts that it was sending. A commit that fails or is killed leaves
+// everything to the next one; remove_far() is for the user who wants none. An output whose upload
+// is gone by then is sent anew. A commit completes the parts that it knows by their ETags, or the
+// store refuses it: so a process that wakes up late changes nothing.
 //
 // A commit is not atomic, unlike a folder's: a listing during the commit shows some of the objects.
 #pragma once

@@ -26,7 +26,7 @@ namespace dsckpt {
 struct MeantFile {
   std::filesystem::path path = {};    // where it is now; in `folder`, if there is one
   std::optional<Folder> folder = {};  // of this user alone
-  std::string display = {};           // what an error calls it
+  std::string display = {};           // its name in errors
 
   struct Piece {
     uint64_t begin = 0;

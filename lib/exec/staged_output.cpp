@@ -205,7 +205,7 @@ void StagedOutput::make_staging_folder() {
 void StagedOutput::set_folder(const Folder& folder) {
   staging_->folder = folder;
   staging_->is_there = true;
-  // The staging folder is its owner's alone; what is to stay is an ordinary one in it.
+  // The staging folder is its owner's alone; files that stay are in ordinary folders in it.
   const std::string end = staging_->is_kept() ? "-" + std::to_string(random_number()) : "";
   staging_->files_in = Staging::kFilesPrefix + end;
   staging_->attempts_in = Staging::kAttemptsPrefix + end;
@@ -341,7 +341,7 @@ void StagedOutput::commit(const Pointer& pointer, const CommitHelp& help) {
     take_back(IoError({.file = staging_->target.string()}, error.what(), 0));
   }
   note_failure(notes_, [&] { commit_->sync_published(); });
-  // The names must not be lost when what could give them again is gone.
+  // The new names reach the disk before the folder that could restore them is removed.
   if (staging_->is_kept()) note_failure(notes_, [&] { staging_->all_at_once->sync(); });
   if (text && options_.durable) note_failure(notes_, [&] { text->sync_published(); });
   staging_->made_folders.clear();

@@ -52,7 +52,7 @@ std::string with_checksum(const std::string& content) {
   return bytes + content;
 }
 
-// Nothing if it is not as it was written.
+// nullopt if the checksum does not match.
 std::optional<std::string_view> without_checksum(std::string_view bytes) {
   constexpr size_t kSize = sizeof(uint32_t);
   if (bytes.size() < kSize) return std::nullopt;

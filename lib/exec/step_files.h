@@ -99,7 +99,7 @@ std::optional<StepResult> load_result(const Folder& folder, const StepPlan& plan
 std::vector<bool> with_results(const Folder& folder, const StepPlan& plan);
 std::vector<bool> taken(const Folder& folder, const StepPlan& plan);
 // Adds the results of a plan to its folder's journal, as far as that lacks their batches. Returns
-// what each rank has done of them, by number, without their hosts.
+// the progress of each rank with them, by number, without their hosts.
 std::vector<RankStats> add_results(const Folder& folder, Reached& reached);
 
 // Makes `taken/N`; false if another rank has. Throws IoError.

@@ -36,7 +36,7 @@ struct FarUpload {
 struct FarPublished {
   enum class What : uint8_t {
     done,
-    refused,  // what is there is not what was to be there before
+    refused,  // the object there is not the expected one
     // Somebody else did something with it meanwhile: an upload must be sent anew. Or it is gone, or
     // has different parts than those that were sent.
     again,

@@ -95,7 +95,7 @@ class InputFile {
 // An archive inside a file that holds many.
 struct FilePart {
   Extent extent = {};
-  std::string name = {};  // of what it holds, for messages
+  std::string name = {};  // of its content, for messages
 };
 
 // The table of all inputs of a run. Call add() from one thread at a time, the rest from any. Files

@@ -1,7 +1,7 @@
 // ReadLimit: slows down all reads of input files in this process, as long as it lives.
 //
-// Runs have limits of their own (RateLimit), which also count what they write. This is for what
-// reads on many paths, such as `verify`.
+// Runs have limits of their own (RateLimit), which also count what they write. This one is for
+// commands that read on many paths, such as `verify`.
 #pragma once
 
 #include <atomic>

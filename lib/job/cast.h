@@ -1,4 +1,4 @@
-// The values of a parameter as what is written has them.
+// The values of a parameter in the types of the output.
 #pragma once
 
 #include <optional>

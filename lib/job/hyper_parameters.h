@@ -18,7 +18,7 @@ namespace dsckpt {
 // nothing, and it means the same to whoever reads it.
 class PlainData {
  public:
-  // Linear in what the value consists of, but what was found not to be plain is known afterwards.
+  // Linear in the size of the value. Containers that are not plain are remembered.
   bool is_plain(const pickle::Value& value);
 
  private:
@@ -55,8 +55,8 @@ GroupRates rates_of(const Checkpoint& checkpoint, const ParamGroup& group);
 
 // The hyper-parameters of the checkpoint, but for `params`. `betas` is a tuple, and a tensor of one
 // number is that number; `initial_lr` is added where the files have none. Then, with torch's
-// defaults, what the optimizers of torch 2.13 want besides: of an Adam `amsgrad` and
-// `decoupled_weight_decay` too, which is what the configuration says. None if the files have none.
+// defaults, the other keys of torch 2.13's optimizers: for an Adam also `amsgrad` and
+// `decoupled_weight_decay`, as the configuration sets them. None if the files have none.
 // Adds notes on values that are not plain data, and on behaviour that torch's optimizer does not
 // share. `plain`: one for all groups. The checkpoint has to outlive the result.
 std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const ParamGroup& group,

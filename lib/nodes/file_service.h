@@ -47,7 +47,7 @@ struct ListedFile {
   std::string path = {};  // relative to it
   FileLook look = {};
 };
-// All below `folder`, folders before what is in them. Throws IoError.
+// All below `folder`; a folder comes before its content. Throws IoError.
 std::vector<ListedFile> list_below(const std::filesystem::path& folder);
 
 // The server of one rank: answers until it is destroyed.
@@ -93,13 +93,13 @@ class FileClient {
   static std::shared_ptr<FileClient> of(const std::string& servers,
                                         std::chrono::milliseconds silence);
 
-  // Throw IoError that names the rank if it is lost, and for what fails there.
+  // Throw IoError that names the rank if it is lost, and for errors there.
   std::vector<ListedFile> list(int rank, const std::filesystem::path& folder);
   // Fills `out`, of a file of that size that was last written then: it is another one otherwise.
   void read(int rank, const std::filesystem::path& path, uint64_t size, int64_t modified,
             uint64_t offset, std::span<std::byte> out);
 
-  // Has what is under way fail, and all that comes, until it is called with false.
+  // Makes running and later requests fail, until it is called with false.
   void stop(bool stopped);
 
  private:

@@ -1,4 +1,4 @@
-// Sockets: TCP connections, and what is said and heard over one within a time.
+// Sockets: TCP connections, and messages over them within a time.
 #pragma once
 
 #include <chrono>

@@ -25,11 +25,11 @@ enum class Combine : uint8_t {
   low_rank,    // elements of a merged weight, see TensorSource::low_rank_update
 };
 
-// One of the tensors in a weighted mean, as a run has it.
+// One of the tensors in a weighted mean, in a run.
 struct WeightedTerm {
   double weight = 1;
-  double share = 1;  // what it adds to what the sum is divided by: its weight, or of a sum 1 or 0
-  DType stored = DType::float32;      // float32, bfloat16 or float16
+  double share = 1;               // its part of the divisor: its weight, or 1 or 0 for a plain sum
+  DType stored = DType::float32;  // float32, bfloat16 or float16
   Combine combine = Combine::none;    // none, mean or same: how its own operands make one value
   uint32_t operands = 1;              // how many of the run's are its own
   const std::string* what = nullptr;  // of same

@@ -1,4 +1,4 @@
-// A running engine as what a target is chosen by.
+// The facts of a running engine, by which a target is chosen.
 #pragma once
 
 #include <optional>
@@ -18,8 +18,8 @@ namespace dsckpt {
 class LiveRun {
  public:
   // `inputs`, those of `source`, which it is to load, have to outlive it. Tied parameters go by the
-  // name that `source` has for them. Throws UsageError for facts that are none, and what
-  // Document::parse() throws.
+  // name that `source` has for them. Throws UsageError for impossible facts, and as
+  // Document::parse().
   LiveRun(const EngineFacts& engine, const Checkpoint& source, const InputFiles& inputs);
   LiveRun(const LiveRun&) = delete;
   LiveRun& operator=(const LiveRun&) = delete;

@@ -91,7 +91,7 @@ TEST_F(RecordChecksTest, NamesTheRecordThatIsWrong) {
   EXPECT_ERROR(checks.verify(inputs_), CorruptError, "data/7: at 1000: CRC32 mismatch");
 }
 
-// After any fault: a record that should have been checked and was not is never taken for right.
+// After any fault: a record that should have been checked and was not never counts as right.
 TEST_F(RecordChecksTest, IsNotDoneWhileAnyPartIsUnchecked) {
   const CopyPlan plan = reading({{1000, 901'000}});
   RecordChecks checks(plan, {record_}, false);

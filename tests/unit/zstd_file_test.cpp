@@ -220,7 +220,7 @@ TEST(ZstdFile, RefusesASingleFrameCutOffAnywhere) {
   }
 }
 
-// A file that ends with a frame is a whole one, of less.
+// A file that is cut off behind a frame is a valid, shorter file.
 TEST(ZstdFile, RefusesManyFramesCutOffAnywhereElseThanAtTheirEnds) {
   for (const FrameOptions& options : kVariants) {
     Frames frames = frames_of({100, 50, 0, 200}, options);
@@ -436,8 +436,8 @@ TEST(ZstdFile, RefusesAFrameThatEndsBeforeTheNext) {
   }
 }
 
-// A frame of more than a block may have a table that moves content from one block to the next. It
-// would move all that is read from the second on.
+// The table may shift content of a long frame from one block to the next. Reads from the second
+// block on would then be shifted.
 TEST(ZstdFile, RefusesATableThatMovesContent) {
   const Frames frames = frames_of({2 * kMiB, 2 * kMiB, 2 * kMiB}, {false, false});
   std::vector<TableEntry> table = frames.table;

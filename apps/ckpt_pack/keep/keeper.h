@@ -27,7 +27,7 @@ struct KeepArguments {
   std::optional<int> pack = {};  // zstd's level
   uint64_t limit_rate = 0;       // bytes a second
   Policy policy = {};
-  double interval = 10;  // seconds between two looks; what changes within it is not over
+  double interval = 10;  // seconds between two looks; a save that changes within it is not finished
   bool once = false;
   bool force = false;
   std::string restore;  // a step, or a checkpoint's name

@@ -4,7 +4,7 @@
 // know each other again, whatever they are called on another machine. A folder that only has the
 // same path, such as the one below a mount point, is not taken for the place. PLACE/NAME is a
 // checkpoint that is whole there once it has a record (record.h). Nothing there is ever removed or
-// replaced but what a run that was stopped has left.
+// replaced, except the left-overs of a stopped run.
 #pragma once
 
 #include <cstdint>

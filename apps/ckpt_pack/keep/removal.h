@@ -1,10 +1,10 @@
 // Removal: a checkpoint leaves the run at once, and nothing else ever does.
 //
 // RUN/NAME is renamed into RUN/.dsckpt-keep-removing-NUMBER/, which only this user may enter, and
-// looked at again there. If it is not what was to be removed, or `latest` names it, it gets its
+// looked at again there. If it is not the recorded checkpoint, or `latest` names it, it gets its
 // name back. Else that folder is renamed to .dsckpt-keep-removed-NUMBER, and removed by
-// descriptors, no link followed. So what a process that was killed has left says itself what is to
-// be done with it.
+// descriptors, no link followed. So the names that a killed process leaves tell the next one how to
+// finish.
 #pragma once
 
 #include <functional>

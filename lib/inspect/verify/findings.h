@@ -22,7 +22,7 @@ enum class Check : uint8_t {
   step,        // files are of different saves
   layout,      // elements not accounted for; fields that are missing or of the wrong kind or size
   shape,       // shapes disagree
-  replica,     // what must be equal is not
+  replica,     // copies differ
   rounding,    // a 16-bit weight is not the rounding of its master
   nonfinite,   // NaN or Inf
   latest,      // `latest` names no tag that is there

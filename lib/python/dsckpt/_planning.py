@@ -56,7 +56,7 @@ def plan(place, facts, engines, call, describe):
     """This rank's plan, a dsckpt_native.Resume.
 
     engines: of every rank, of_engine() and its data-parallel rank. call: a text that only this call of all ranks has.
-    describe: makes of an error of rank 0 what the others get.
+    describe: turns an error of rank 0 into the one that the others raise.
     """
     rank = torch.distributed.get_rank() if len(engines) > 1 else 0
     if len(engines) == 1:
