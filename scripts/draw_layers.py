@@ -5,9 +5,8 @@
     scripts/draw_layers.py --check    exits 1 with the reason if the includes break a rule, or if lib/layers.svg is
                                       not current
 
-A module is a folder of lib/ with everything below it;
-apps/ is one module. A module is one layer above the highest module that it includes. An arrow is an include; arrows
-that follow from others are left out. The width of a module shows its number of lines, in steps of 500, so that few
+A module is a folder of lib/ with everything below it; apps/ is one module. A module is one layer above the highest
+module that it includes. An arrow is an include; arrows that follow from others are left out. The width of a module shows its number of lines, in steps of 500, so that few
 changes of code change the picture.
 
 The rules: no modules, and no folders of a module, include each other in a circle. Nothing in lib/ includes apps/, and
@@ -22,6 +21,8 @@ import os
 import pathlib
 import re
 import sys
+
+from check_includes import circles
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = pathlib.Path("lib/layers.svg")
@@ -101,20 +102,8 @@ def graph_of(edges, names):
 
 
 def refuse_circles(graph):
-    done = set()
-
-    def visit(node, trail):
-        if node in trail:
-            circle = [*trail[trail.index(node):], node]
-            raise Disorder(f"a circle: {' -> '.join(map(str, circle))}")
-        if node in done:
-            return
-        for other in sorted(graph[node]):
-            visit(other, [*trail, node])
-        done.add(node)
-
-    for node in sorted(graph):
-        visit(node, [])
+    for circle in circles({node: sorted(graph[node]) for node in graph}):
+        raise Disorder(f"a circle: {' -> '.join(map(str, circle))}")
 
 
 def layers_of(graph):

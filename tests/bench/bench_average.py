@@ -8,7 +8,6 @@ files of their own for `cat`, which reads what an average needs and nothing else
 their average be.
 """
 import shutil
-import statistics
 import subprocess
 
 import numpy
@@ -19,7 +18,7 @@ import bench_report
 from bench_checkpoint import Writer, decoder_shapes
 from bench_count import positive
 from bench_files import files_of, make_warm, remove, size_of
-from measure import BenchError, measure, say
+from measure import BenchError, in_turn, measure
 
 OUTPUT = "model.safetensors"
 
@@ -71,16 +70,6 @@ class Programs:
         return result
 
 
-def compare(programs, rounds):
-    runs = {name: [] for name in ("cat", "cp", "zero-to-fp32 --average")}
-    for i in range(rounds):
-        names = list(runs)
-        for name in names if i % 2 == 0 else reversed(names):
-            runs[name].append(programs.run(name))
-        say(f"round {i + 1}: " + ", ".join(f"{name} {run[i]['seconds']:.2f} s" for name, run in runs.items()))
-    return runs
-
-
 def report_text(report):
     ratios = [tool["seconds"] / (cat["seconds"] + cp["seconds"]) for cat, cp, tool in zip(*report["runs"].values())]
     return "\n".join([f"`tests/bench/bench_average.py` {report['parameters']}", "", bench_report.host(report), "",
@@ -98,7 +87,7 @@ def main():
         return {"parameters": f"of {options.checkpoints} checkpoints of "
                               f"{bench_report.gigabytes(size_of([programs.masters[0]]))} of masters on "
                               f"{options.ranks} ranks",
-                "runs": compare(programs, options.runs)}
+                "runs": in_turn(("cat", "cp", "zero-to-fp32 --average"), options.runs, programs.run)}
 
     bench_report.run("average", options, measure_all, report_text)
 

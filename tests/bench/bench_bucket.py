@@ -25,7 +25,7 @@ import bench_report
 import object_server
 from bench_checkpoint import Writer, decoder_shapes
 from bench_files import files_of, make_warm, remove, size_of
-from measure import BenchError, measure, say
+from measure import BenchError, in_turn, measure, say
 from object_server import Store, serving
 
 OUTPUT = "model.safetensors"
@@ -147,13 +147,8 @@ class Programs:
 
     def compare(self, rounds):
         os.environ.update(object_server.environment("http://127.0.0.1:1"))
-        runs = {name: [] for name in programs()}
         with serving(self.store) as endpoint:
-            for i in range(rounds):
-                for name in runs if i % 2 == 0 else reversed(runs):
-                    runs[name].append(self.run(name, endpoint))
-                say(f"round {i + 1}: " + ", ".join(f"{name} {run[i]['seconds']:.2f} s" for name, run in runs.items()))
-        return runs
+            return in_turn(programs(), rounds, lambda name: self.run(name, endpoint))
 
 
 def report_text(report):

@@ -7,7 +7,6 @@ A folder of weights is written by torch's own dcp.save on so many ranks, each wi
 programs take turns, with what they read in the page cache; medians and ranges. The weights of zero-to-fp32 are
 compared with those of dcp_to_torch_save.
 """
-import statistics
 import subprocess
 import sys
 
@@ -17,7 +16,7 @@ from safetensors import safe_open
 import bench_report
 from bench_checkpoint import Writer, decoder_shapes
 from bench_files import files_of, make_warm, remove, size_of
-from measure import BenchError, measure, say
+from measure import BenchError, in_turn, measure
 
 OUTPUT = "model.safetensors"
 TORCH_CODE = """
@@ -104,15 +103,6 @@ class Programs:
         return result
 
 
-def compare(programs, rounds):
-    runs = {name: [] for name in PROGRAMS}
-    for i in range(rounds):
-        for name in PROGRAMS if i % 2 == 0 else reversed(PROGRAMS):
-            runs[name].append(programs.run(name))
-        say(f"round {i + 1}: " + ", ".join(f"{name} {run[i]['seconds']:.2f} s" for name, run in runs.items()))
-    return runs
-
-
 def report_text(report):
     seconds = {name: [run["seconds"] for run in runs] for name, runs in report["runs"].items()}
 
@@ -135,7 +125,7 @@ def main():
         return {"parameters": f"of {bench_report.gigabytes(size_of(files_of(programs.folder)))} of weights on "
                               f"{options.ranks} ranks, and {bench_report.gigabytes(size_of(files_of(programs.made)))} "
                               "with optimizer states",
-                "runs": compare(programs, options.runs)}
+                "runs": in_turn(PROGRAMS, options.runs, programs.run)}
 
     bench_report.run("dcp", options, measure_all, report_text)
 

@@ -26,7 +26,7 @@ import ranks
 from bench_checkpoint import Writer, decoder_shapes
 from bench_count import parse_count, positive
 from bench_files import files_of, make_cold, make_warm, remove, size_of
-from measure import BenchError, ROOT, say
+from measure import BenchError, say
 
 BLKIO = pathlib.Path("/sys/fs/cgroup/blkio")
 RATE = 10_000_000
@@ -214,9 +214,7 @@ def main():
     parser.add_argument("--scaling-runs", type=positive, default=1)
     parser.add_argument("--overhead-params", type=parse_count, default=400_000_000)
     parser.add_argument("--runs", type=positive, default=9, help="of overhead")
-    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path(os.environ.get("DSCKPT_BIN", ROOT / "build/release/bin")))
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
-    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
+    bench_report.add_places(parser)
     options = parser.parse_args()
 
     def measure_all(folder):

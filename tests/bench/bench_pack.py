@@ -19,7 +19,7 @@ import torch
 
 import bench_report
 from bench_files import files_of, make_warm, remove, size_of
-from measure import measure, output_of, say
+from measure import in_turn, measure, output_of
 
 ROTATED = {torch.float32: "u4", torch.bfloat16: "u2"}
 
@@ -118,16 +118,6 @@ class Programs:
         return result
 
 
-def compare(programs, rounds):
-    runs = {name: [] for name in programs.commands}
-    for i in range(rounds):
-        names = list(runs)
-        for name in names if i % 2 == 0 else reversed(names):
-            runs[name].append(programs.run(name))
-        say(f"round {i + 1}: " + ", ".join(f"{name} {run[i]['seconds']:.2f} s" for name, run in runs.items()))
-    return runs
-
-
 def report_text(report):
     kinds = [(row["kind"], bench_report.gigabytes(row["bytes"]), f"{row['stored'] / row['bytes']:.4f}",
               f"{row['entropy_bytes'] / row['bytes']:.4f}", f"{row['stored'] / row['entropy_bytes'] - 1:+.2%}")
@@ -160,7 +150,7 @@ def main():
         return {"bytes": size_of(files),
                 "parameters": f"on {bench_report.gigabytes(size_of(files))} in {len(files)} files",
                 "kinds": sizes(options.bin / "ckpt-inspect", options.checkpoint, programs.work / "packed/copy_0"),
-                "runs": compare(programs, options.runs)}
+                "runs": in_turn(programs.commands, options.runs, programs.run)}
 
     bench_report.run("pack", options, measure_all, report_text)
 

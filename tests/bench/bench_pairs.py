@@ -20,7 +20,7 @@ import bench_suite
 from bench_count import positive
 from bench_files import remove
 from bench_run import Bench
-from measure import BenchError, ROOT, git_commit, machine, measure, output_of, say
+from measure import BenchError, ROOT, git_commit, in_turn, machine, measure, output_of, say
 
 MODEL = ["--model", "llama-405b", "--stage", "3", "--dp", "1024"]
 QUICK_MODEL = ["--model", "llama-8b", "--stage", "3", "--dp", "8"]
@@ -71,10 +71,7 @@ class Conversion:
 def compare(subject, runs):
     """Ratios are of now to before."""
     memory = {build: subject.run(build, memory=True) for build in BUILDS}
-    timed = {build: [] for build in BUILDS}
-    for i in range(runs):
-        for build in BUILDS if i % 2 == 0 else reversed(BUILDS):
-            timed[build].append(subject.run(build))
+    timed = in_turn(BUILDS, runs, subject.run, f"{subject.name}, ")
     result = {"name": subject.name, "command": subject.command_line(), "runs": timed, "memory_runs": memory}
     for what, value in (("seconds", lambda run: run["seconds"]),
                         ("cpu", lambda run: run["user_seconds"] + run["system_seconds"])):

@@ -24,7 +24,7 @@ import time
 import bench_report
 from bench_count import count, parse_count, positive
 from bench_files import files_of, make_warm
-from measure import BenchError, ROOT, anonymous_memory, say, watch_memory
+from measure import BenchError, ROOT, anonymous_memory, in_turn, say, watch_memory
 
 STAGES = (2, 3)
 WHAT = {"deepspeed": "DeepSpeed", "dsckpt": "dsckpt", "deepspeed-lazy": "DeepSpeed, first tensor",
@@ -107,12 +107,8 @@ class Bench:
                   self.options.params, "--ranks", self.options.ranks, "--stage", stage)
         self.call(__file__, "--one", "compare", path)
         say(f"stage {stage}: all tensors are the same")
-        runs = {what: [] for what in WHAT if not (self.options.whole and what.endswith("-lazy"))}
-        for i in range(self.options.runs):
-            for what in runs if i % 2 == 0 else reversed(runs):
-                runs[what].append(self.run(what, path))
-            say(f"stage {stage}, round {i + 1}: " + ", ".join(f"{what} {run[i]['seconds']:.3f} s"
-                                                            for what, run in runs.items()))
+        names = [what for what in WHAT if not (self.options.whole and what.endswith("-lazy"))]
+        runs = in_turn(names, self.options.runs, lambda what: self.run(what, path), f"stage {stage}, ")
         subprocess.run(["rm", "-r", path], check=True)
         return runs
 

@@ -2,6 +2,7 @@
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -161,7 +162,7 @@ def parser(description, params):
 
 
 def add_places(options):
-    options.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
+    options.add_argument("--bin", type=pathlib.Path, default=os.environ.get("DSCKPT_BIN", ROOT / "build/release/bin"))
     options.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
     options.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
 

@@ -205,6 +205,12 @@ def array_state(shape, element, content, version=1):
     return tuple_of(number(version), tuple_of(*map(number, shape)), element, FALSE, content)
 
 
+def structure(element, offset=0):
+    """A type of eight bytes with one field."""
+    fields = dict_of({"a": tuple_of(element, number(offset))})
+    return dtype("V8", dtype_state("|", names=tuple_of(text("a")), fields=fields, size=8, alignment=1, flags=16))
+
+
 F8 = dtype("f8", dtype_state())
 OBJECTS = dtype("O8", dtype_state("|", flags=63))
 
@@ -230,33 +236,9 @@ def numpy_attacks():
                 dtype(code, dtype_state(">", size=sizes[0], alignment=sizes[1], flags=right), copy=FALSE))
     yield "numpy-dtype-object-as-number.pkl", pickled(
         reconstructed(array_state((1, ), dtype("O8", dtype_state("|")), data(b"AAAAAAAA"))))
-    yield "numpy-dtype-fields-outside.pkl", pickled(
-        dtype(
-            "V8",
-            dtype_state("|",
-                        names=tuple_of(text("a")),
-                        fields=dict_of({"a": tuple_of(F8, number(1 << 20))}),
-                        size=8,
-                        alignment=1,
-                        flags=16)))
-    yield "numpy-dtype-fields-negative.pkl", pickled(
-        dtype(
-            "V8",
-            dtype_state("|",
-                        names=tuple_of(text("a")),
-                        fields=dict_of({"a": tuple_of(F8, number(-64))}),
-                        size=8,
-                        alignment=1,
-                        flags=16)))
-    yield "numpy-dtype-hidden-objects.pkl", pickled(
-        dtype(
-            "V8",
-            dtype_state("|",
-                        names=tuple_of(text("a")),
-                        fields=dict_of({"a": tuple_of(OBJECTS, number(0))}),
-                        size=8,
-                        alignment=1,
-                        flags=16)))
+    yield "numpy-dtype-fields-outside.pkl", pickled(structure(F8, 1 << 20))
+    yield "numpy-dtype-fields-negative.pkl", pickled(structure(F8, -64))
+    yield "numpy-dtype-hidden-objects.pkl", pickled(structure(OBJECTS))
     yield "numpy-dtype-row.pkl", pickled(
         dtype("V8", dtype_state("|", base=tuple_of(F8, tuple_of(number(1 << 20))), size=8, alignment=8)))
     yield "numpy-dtype-twice.pkl", pickled(F8 + tuple_of(*dtype_state(">")) + BUILD)
@@ -606,15 +588,7 @@ def harmless():
     yield "scalar.pkl", pickled(call("numpy._core.multiarray:scalar", F8, data(b"8 bytes.")))
     yield "buffer.pkl", pickled(
         call("numpy._core.numeric:_frombuffer", data(b"8 bytes."), F8, tuple_of(number(1)), text("C")))
-    yield "structure.pkl", pickled(
-        dtype(
-            "V8",
-            dtype_state("|",
-                        names=tuple_of(text("a")),
-                        fields=dict_of({"a": tuple_of(F8, number(0))}),
-                        size=8,
-                        alignment=1,
-                        flags=16)))
+    yield "structure.pkl", pickled(structure(F8))
     yield "namespace.pkl", pickled(NAMESPACE + dict_of({"a": name("builtins:str")}) + BUILD)
     yield "ordered.pkl", pickled(
         call("collections:OrderedDict") + text("a") + NONE + b"s" + dict_of({"_metadata": NONE}) + BUILD)

@@ -22,6 +22,16 @@ def say(message):
     print(f"bench.py: {message}", file=sys.stderr)
 
 
+def in_turn(names, rounds, run, about=""):
+    """Runs the programs in turn, every second round backwards. Returns name -> what run(name) has returned."""
+    results = {name: [] for name in names}
+    for i in range(rounds):
+        for name in results if i % 2 == 0 else reversed(results):
+            results[name].append(run(name))
+        say(f"{about}round {i + 1}: " + ", ".join(f"{name} {of[i]['seconds']:.3f} s" for name, of in results.items()))
+    return results
+
+
 def anonymous_memory(pid):
     """RssAnon of a process and its children, in bytes."""
     total = 0

@@ -1,6 +1,7 @@
 """Common parts of the oracle tests: the truth about each case as torch tensors, and the comparison of outputs with
 it."""
 import contextlib
+import functools
 import os
 import pathlib
 import tempfile
@@ -32,28 +33,12 @@ class Case(tools.Case):
         return torch.from_numpy(array.copy())
 
 
-def every_case(folder):
-    return tools.every_case(folder, Case)
-
-
-def cases_in(folder):
-    return tools.cases_in(folder, Case)
-
-
-def all_cases():
-    return tools.all_cases(Case)
-
-
-def model_parallel_cases():
-    return tools.model_parallel_cases(Case)
-
-
-def case_named(name):
-    return tools.case_named(name, Case)
-
-
-def case_of_release(name):
-    return tools.case_of_release(name, Case)
+every_case = functools.partial(tools.every_case, kind=Case)
+cases_in = functools.partial(tools.cases_in, kind=Case)
+all_cases = functools.partial(tools.all_cases, kind=Case)
+model_parallel_cases = functools.partial(tools.model_parallel_cases, kind=Case)
+case_named = functools.partial(tools.case_named, kind=Case)
+case_of_release = functools.partial(tools.case_of_release, kind=Case)
 
 
 def bits(tensor):
