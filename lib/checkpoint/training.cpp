@@ -39,7 +39,7 @@ std::vector<ModelEntry> model_entries(CheckpointDraft& draft, const TorchArchive
   for (const OpaqueTensor& opaque : found.opaque) {
     draft.valueless.push_back(opaque.path);
     draft.notes.push_back("'" + printable(opaque.path) + "' is a tensor of an unsupported " +
-                          "read (" + opaque.kind + ")");
+                          "kind (" + opaque.kind + ")");
   }
   for (const FoundTensor& tensor : found.tensors) {
     if (tensor.is_piece) continue;

@@ -50,7 +50,7 @@ def _executor_of(executor, engine, engine_options):
         if engine_options is not None:
             raise UsageError("engine_options go with engine", hint='engine="ray"')
         if not callable(getattr(executor, "submit", None)):
-            raise UsageError(f"executor has submit(), as in concurrent.futures, and is not {type(executor).__name__}")
+            raise UsageError(f"executor needs a submit() as in concurrent.futures; {type(executor).__name__} has none")
         return executor
     if executor is not None:
         raise UsageError("give executor or engine, not both")
