@@ -94,8 +94,8 @@ void add_options(CLI::App& app, Arguments& args) {
       ->type_name("N");
   app.add_option(
          "--weights", args.averaged.weights,
-         "With --average: w, one number above 0 a checkpoint in the order given (of --last\n"
-         "the oldest first), divided by their sum; default: all alike")
+         "With --average: w, one number above 0 for each checkpoint, in the given order (with\n"
+         "--last the oldest first), divided by their sum; default: all alike")
       ->type_name("W,W,...")
       ->delimiter(',')
       ->allow_extra_args(false);

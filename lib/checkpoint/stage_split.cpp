@@ -228,7 +228,7 @@ StageSplit split_stages(CheckpointDraft& draft,
   if (!way) {
     if (has_masters) {
       throw UnsupportedError({.file = draft.folder.path.string()},
-                             "does not tell which layers each pipeline stage's masters are of");
+                             "does not tell the layers of each pipeline stage's masters");
     }
     draft.facts.states = StatesTold::no;
     draft.facts.frozen_known = false;

@@ -196,8 +196,8 @@ class ReshardLayout::Builder {
       for (const ParamState& state : param->states) {
         if (state.key != "variance" || param->weight.shape().size() < 2) continue;
         throw UnsupportedError(where_of(*param),
-                               "has Adafactor's state 'variance', of a vector; without ZeRO it "
-                               "keeps others of a matrix");
+                               "has Adafactor's state 'variance' of a vector; without ZeRO it "
+                               "keeps different states of a matrix");
       }
     }
   }

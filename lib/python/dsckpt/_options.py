@@ -40,7 +40,7 @@ OPTIONS = {
         "last":
             "N: With --average: of one folder, its N newest complete tags",
         "weights":
-            "W,W,...: With --average: w, one number above 0 a checkpoint in the order given (of --last the oldest first), divided by their sum; default: all alike",
+            "W,W,...: With --average: w, one number above 0 for each checkpoint, in the given order (with --last the oldest first), divided by their sum; default: all alike",
         "ema":
             "DECAY: With --average: the exponential moving average over the checkpoints by their steps: A = the oldest, then A = DECAY * A + (1 - DECAY) * the next",
         "safe_serialization":
@@ -140,7 +140,7 @@ OPTIONS = {
         "last":
             "N: With --average: of one folder, its N newest complete tags",
         "weights":
-            "W,W,...: With --average: w, one number above 0 a checkpoint in the order given (of --last the oldest first), divided by their sum; default: all alike",
+            "W,W,...: With --average: w, one number above 0 for each checkpoint, in the given order (with --last the oldest first), divided by their sum; default: all alike",
         "ema":
             "DECAY: With --average: the exponential moving average over the checkpoints by their steps: A = the oldest, then A = DECAY * A + (1 - DECAY) * the next",
         "safe_serialization":
