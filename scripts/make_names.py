@@ -103,7 +103,7 @@ def classes():
             for model_type, models in value.items():
                 for model in (models,) if isinstance(models, str) else models:
                     found.setdefault(model, model_type)
-    # Bare models, of which parts of other models consist.
+    # Bare models, which are parts of other models.
     return found
 
 

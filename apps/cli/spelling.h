@@ -10,8 +10,8 @@ namespace dsckpt::cli {
 // `arguments` with the option names of `app`, or of the subcommand in them. Underscores become
 // hyphens ("--safe_serialization") and unambiguous beginnings become whole names ("--safe"). Words
 // after "--" stay unchanged. A `help` before or instead of a subcommand becomes --help. A
-// subcommand behind its path moves before it. Throws UsageError for `help` with a word that is no
-// subcommand.
+// subcommand behind its path moves before it. Throws UsageError for `help` with a word that is not
+// a subcommand.
 std::vector<std::string> canonical_arguments(const CLI::App& app,
                                              std::vector<std::string> arguments);
 

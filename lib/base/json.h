@@ -13,7 +13,7 @@ namespace dsckpt {
 inline constexpr size_t kMaxJsonDepth = 100;
 
 // A `discarded` value (nlohmann's is_discarded(); its members must not be asked for) if `text` is
-// no JSON or is nested more deeply. The last value of a repeated key counts, as in Python.
+// not JSON or is nested more deeply. The last value of a repeated key counts, as in Python.
 nlohmann::json parse_json(std::string_view text);
 // The same for CBOR (RFC 8949).
 nlohmann::json parse_cbor(std::string_view bytes);

@@ -54,7 +54,7 @@ bool same_rules(const pickle::Value& a, const pickle::Value& b) {
   });
 }
 
-// Whether groups of two ranks are parts of one: they have the same hyper-parameters.
+// True if groups of two ranks are parts of one: they have the same hyper-parameters.
 bool are_parts_of_one(const ParamGroup& a, const ParamGroup& b) {
   if (a.settings.archive == nullptr || b.settings.archive == nullptr) {
     return a.settings.archive == b.settings.archive;

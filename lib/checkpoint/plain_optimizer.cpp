@@ -350,7 +350,7 @@ class PlainReader {
     return keyed_hash(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }
 
-  // The candidates without a master whose first elements are the roundings of `values`, of which at
+  // The candidates without a master whose first elements are the roundings of `values`; at
   // least `least` are looked at. There is one set for each type and number of elements.
   std::vector<std::set<size_t>*> beginning_as(const TensorSource& values, int64_t least) {
     index_candidates();

@@ -63,8 +63,8 @@ class Fields {
 
   int64_t integer(std::string_view key) const;  // also an int enum (ZeroStageEnum)
   std::optional<int64_t> optional_integer(std::string_view key) const;
-  // nullopt also for other values than integers: client_state may have replaced a key that is only
-  // a fact.
+  // nullopt also for values that are not integers: client_state may have replaced a key that is
+  // only a fact.
   std::optional<int64_t> integer_if_any(std::string_view key) const;
   std::string text(std::string_view key) const;  // "" if absent or not a string
   // A list or tuple; empty if absent or None.

@@ -732,7 +732,7 @@ void check_widths(const Widths& widths, const std::vector<int64_t>& sizes, size_
   }
 }
 
-// The shape of the whole parameter, of which one dimension may be open: whatever the elements of
+// The shape of the whole parameter. One dimension may be open: whatever the elements of
 // all slices leave. _resolve_logical_shape.
 Shape logical_shape(const SubparamShape& form, const std::vector<Shape>& slices) {
   Shape logical;

@@ -33,7 +33,7 @@ class SplitModel {
   // on the first rank that has them. All experts are in the place of the local ones. At stage 0 no
   // file lists them: they are all that have a state beside the master, or, if none has, everything.
   std::vector<NamedShapes> trained() const;
-  // The shape of trained parameter `name`, of which a rank has `local` and its file `stored`.
+  // The shape of trained parameter `name`; a rank has `local` of it, and its file `stored`.
   // Tensor-parallel slices, experts and vocabularies have the file's shape; others have `local`.
   // Throws InconsistentError if they cannot be of one parameter.
   Shape whole_shape(const std::string& name, const Shape& local, const Shape& stored,

@@ -37,7 +37,7 @@ std::string group_member(size_t group) {
   return std::string(keys::kFp32FlatGroups) + "[" + std::to_string(group) + "]";
 }
 
-// How one sub-group of one rank is cut: over `count` ranks, of which this one has piece `rank`.
+// How one sub-group of one rank is cut: over `count` ranks; this one has piece `rank`.
 struct Share {
   uint64_t count;
   uint64_t rank;

@@ -267,7 +267,7 @@ std::span<double> ItemReader::merge_tile(const PlannedUpdate& update, const Fact
   return std::span(merged_).first(count);
 }
 
-// Returns the factor of a row, of which the unit has only a part.
+// Returns the factor of a row that lies in the unit only in part.
 double ItemReader::row_factor(const PlannedUpdate& update, const Factors& factors, uint64_t row) {
   if (row_update_ == &update && row_ == row) return row_factor_;
   std::array<double, 4> sums{};

@@ -40,7 +40,7 @@ class Shares {
   static constexpr uint64_t kLongest = uint64_t{4} << 30;
   static constexpr uint64_t kMostLiterals = uint64_t{16} << 20;
 
-  // The approximate bytes of a portion of steps, of which there are `left` bytes in about `wanted`
+  // The approximate bytes of a portion of steps; there are `left` bytes in about `wanted`
   // portions; 0: as many as suit.
   static uint64_t step_portion_bytes(uint64_t left, uint64_t wanted);
 

@@ -116,7 +116,7 @@ PassAnswers::PassAnswers(Folder folder)
       places_.emplace(key_of(task, task.pieces[i]), Place{portion, i});
     }
     pieces_.push_back(task.pieces.size());
-    // A damaged one is no finding of the pass that takes it.
+    // A damaged one is not a finding of the pass that takes it.
     static_cast<void>(load_result(folder_, plan_, portion));
   }
 }

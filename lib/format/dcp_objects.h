@@ -24,7 +24,7 @@ pickle::Value attributes_of(const pickle::Value& value, std::string_view module,
 void refuse_unknown(const pickle::Value& attributes, std::string_view name,
                     std::initializer_list<std::string_view> known);
 
-// The same for a class with `count` members, of which `known` are known.
+// The same for a class with `count` members; `known` of them are known.
 [[noreturn]] void refuse_members(std::string_view name, size_t count, size_t known);
 
 // The place in a `_StorageInfo`. Throws CorruptError if it is none.

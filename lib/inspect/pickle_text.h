@@ -2,7 +2,7 @@
 //
 // Both are written to a stream while the values are walked, and have everything in the pickle. A
 // container with several references is written once, with a number, and then only as its number. So
-// the output is never much longer than the pickle, and cycles are no problem.
+// the output is never much longer than the pickle, and cycles do no harm.
 #pragma once
 
 #include <cstdint>

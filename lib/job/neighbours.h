@@ -19,7 +19,7 @@ namespace dsckpt {
 // DeepSpeed's script beside the shards (engine.py _copy_recovery_script), which reads them alone.
 inline constexpr std::string_view kConverterScript = "zero_to_fp32.py";
 
-// The prefix of files that ckpt-pack keep puts beside checkpoints, to know them again. They are no
+// The prefix of files that ckpt-pack keep puts beside checkpoints, to know them again. They are not
 // part of checkpoints.
 inline constexpr std::string_view kKeepPrefix = ".dsckpt-keep";
 

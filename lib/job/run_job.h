@@ -21,7 +21,7 @@ namespace dsckpt {
 using FolderCheck = std::function<void(const Folder& folder)>;
 
 // run() of dsckpt/run.h, watched and stopped through `progress`, into an `output` that has passed
-// check_place(). With `others`, of which this is rank 0, all ranks read and write. `check`: not
+// check_place(). With `others`, this is rank 0, and all ranks read and write. `check`: not
 // called in object stores.
 struct OtherRanks {
   Meeting& meeting;

@@ -33,7 +33,7 @@ std::optional<std::pair<std::string, std::string>> tied_part(const std::string& 
                    name.substr(dot + 1));
 }
 
-// True if a layer's file may be that of the tied layer `key`, of which the world has `parts`.
+// True if a layer's file may be that of the tied layer `key`, whose `parts` the world has.
 bool holds(const TorchArchive& archive, const Checkpoint& world, const std::string& key,
            const std::set<std::string>& parts) {
   const Value root = archive.root();

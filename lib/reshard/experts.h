@@ -41,8 +41,8 @@ class ExpertNames {
   ExpertNames(std::span<const Param> params, std::string folder);
 
   // The part of a parameter that expert-parallel rank `ep_rank` of `ep` has and calls `local`.
-  // Throws UsageError if `ep` does not divide the experts, UnsupportedError for a name that is no
-  // expert's.
+  // Throws UsageError if `ep` does not divide the experts, UnsupportedError for a name that is not
+  // an expert's.
   Param local(const std::string& local, uint32_t ep_rank, uint32_t ep) const;
   // The parameter of the checkpoint that it is, or is a part of.
   const Param& global(const std::string& local, uint32_t ep_rank, uint32_t ep) const;

@@ -94,7 +94,7 @@ Value frozen_fragment(ModelFile& file, const Param& param, const ModuleEntries& 
                                                            : file.copy.of(in_module);
 }
 
-// `saved`, of which the entries' names begin with `front`, in the target's form: nested as it was.
+// `saved` in the target's form, nested as it was. The entries' names begin with `front`.
 Value module_dict(ModelFile& file, const Value& saved, const ModuleEntries& entries,
                   const std::string& front) {
   Document& document = file.document();

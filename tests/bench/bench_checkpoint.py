@@ -128,7 +128,7 @@ def save_sparse(value, path):
     """torch.save of tensors that are zeros, and take no room on the disk."""
     with torch.serialization.skip_data():
         torch.save(value, path)
-    # torch has left out the checksums, of which a record has two: behind its data and in the directory.
+    # torch has left out the two checksums of a record: behind its data and in the directory.
     with zipfile.ZipFile(path) as archive, open(path, "r+b") as file:
         entry = archive.start_dir
         for info in archive.infolist():

@@ -4,7 +4,7 @@ Or the cost of an option.
     scripts/bench pairs --against ../old/build/release/bin --rows '^(warm|plan)-' --runs 20
     scripts/bench pairs --with=--resume --rows '^(warm|durable)-(weights|universal|reshard)'
 
-Each pair is one run of either, the one that comes first taking turns. What counts is the ratio of the two in each
+Each pair is one run of either, the one that comes first taking turns. The result is the ratio of the two in each
 pair: the machine's speed drifts less between neighbours. Memory is polled in a run of its own, which is not timed.
 """
 import argparse

@@ -343,7 +343,7 @@ class SelectionTest(CliTest):
         self.assertIn(f"holds {SAFE} of another run", done.stderr)
         self.assertIn("--force", done.stderr)
         self.assertEqual(snapshot(output), before)
-        # The same files are no others: they are there already.
+        # The same files are not different ones: they exist already.
         done = self.zero_to_fp32(self.ckpt.folder, output, "--safe")
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn(f"{SAFE}: exists already", done.stderr)

@@ -124,7 +124,7 @@ class ManPageTest(ManualTest):
 
 
 def checkpoint_to_complete(test):
-    """A folder with tags and other folders, of which one tensor has a name that a shell would run; and its tags."""
+    """A folder with tags and other folders, with a tensor whose name a shell would run; and its tags."""
     ckpt = test.scratch("z2_fp32_full_w3").folder
     tag = next(path.name for path in ckpt.iterdir() if path.is_dir())
     shutil.copytree(ckpt / tag, ckpt / "global_step99")

@@ -244,7 +244,7 @@ class HostileSizesTest(CliTest):
         self.assertIn(f"is not there: the checkpoint has {ranks * ranks} ranks", missing)
 
     def test_slices_of_layers_that_are_made_up_are_not_listed(self):
-        # And so are ranks, of which this is the last.
+        # And so are ranks; this is the last one.
         self.assertEqual(self.missing({"mp_rank_00_model": {"module": None}, "layer_00-model_00-model": {},
                                        "layer_00-model_999999999-model": {}}), 2 * self.MOST_MISSING)
 

@@ -40,7 +40,7 @@ class Element:
 
 class Page(html.parser.HTMLParser):
     """The elements of a page. Raises AssertionError for an element that is not closed where it must be, for
-    an attribute twice, and for other characters than HTML's."""
+    an attribute twice, and for characters that HTML forbids."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)

@@ -545,7 +545,7 @@ class DcpTest(OracleTest):
             self.assertRegex(done.stderr, "torch.distributed.checkpoint.*\n.*--like")
 
 
-# Runs that go on with other values: their checkpoint, on how many ranks, and the form of the optimizer.
+# Runs that continue with other values: their checkpoint, on how many ranks, and the form of the optimizer.
 RUNS = (("z1_fp32_full_b120_w3", 2, False), ("z1_fp16_full_b120_w2", 3, False), ("z1_bf16opt_full_b120_w4", 1, True),
         ("z2_bf16_full_b120_w3", 4, False), ("z2_fp32_full_w3", 3, True), ("z3_fp32_full_b120_w2", 2, True),
         ("z3_bf16_full_b120_w4", 1, False), ("z0_bf16_full_w2", 2, False), ("z0_fp32_w2", 2, False))

@@ -1,8 +1,8 @@
 """DeepSpeed goes on training from what reshard made for other tensor-parallel ranks and pipeline stages.
 
 Engines of the new grid, which start from other weights, load it with no flag. Their next losses are those of the run
-that was never interrupted, but for the order of sums over ranks. Where ranks had values of their own, of which there
-is a mean now, they are those of engines that load the universal checkpoint.
+that was never interrupted, but for the order of sums over ranks. Where ranks had values of their own, and now have
+their mean, they are those of engines that load the universal checkpoint.
 DSCKPT_CASES, a regular expression, restricts it to some cases.
 """
 import dataclasses

@@ -197,7 +197,7 @@ MATRIX = [
     Row("z0_fp32_w2", (3, ), stage=3),
     Row("z0_bf16_full_w2", (3, ), stage=1),
     Row("z0_bf16_full_w2", (3, ), stage=3),
-    # At stage 0 DeepSpeed takes other fp16 steps than at the other stages, from one and the same start too.
+    # At stage 0 DeepSpeed's fp16 steps differ from those of other stages, even from the same start.
     Row("z0_fp16_full_w2", (3, ), stage=2, uninterrupted=False),
     Row("z0_fp32_sgd_w2", (3, ), stage=2),
     Row("z0_fp32_sgd_w2", (3, ), stage=3),

@@ -18,7 +18,7 @@ CASES = ["z0_bf16_w2", "z1_bf16opt_full_w3", "z2_bf16_full_b120_w3", "z3_fp32_fu
 
 
 def bloat(value):
-    """The same object, but that every tensor is a part of a much larger one, of which all is saved."""
+    """The same object, but that every tensor is a part of a much larger one, which is saved whole."""
     if isinstance(value, torch.Tensor):
         large = torch.full((value.numel() + 3000,), 7, dtype=value.dtype)
         part = large[1000:1000 + value.numel()].view(value.shape)

@@ -1,4 +1,4 @@
-"""reshard --weights-from: the checkpoint goes on with the given weights, by torch and by DeepSpeed's own loader.
+"""reshard --weights-from: the checkpoint continues with the given weights, by torch and by DeepSpeed's own loader.
 
 native_checkpoint.py takes the output apart by its own rules. Masters are the given numbers bit for bit, 16-bit
 copies these rounded once by torch, and all else is the source's.

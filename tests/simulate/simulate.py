@@ -14,8 +14,8 @@ the metadata of a checkpoint can be tried at full size: conversions with --dry-r
 With --tp or --pp it is a pipeline of BF16_Optimizer (stage 1). With --tp at stage 2 it has tensor-parallel
 ranks and no pipeline, and without both there is data parallelism alone. Models with
 experts are of DeepSpeed's own MoE layers, at stage 3 of AutoEP, and --ep ranks share the experts. Stage 0
-is a run in fp32, all others are in bf16. There are two parameter groups, of which only the one with the
-matrices has weight decay, and those of experts, which DeepSpeed limits in size. With --lora the model is
+is a run in fp32, all others are in bf16. There are two parameter groups; only the one
+with the matrices has weight decay. DeepSpeed limits the size of the groups of experts. With --lora the model is
 frozen, and only adapters of that rank on its attention are trained, at stages 1 to 3.
 
 `write` can be left out. `table` writes checkpoints of real sizes one after the other, runs every tool on

@@ -88,7 +88,7 @@ class MoeWriter(Writer):
 
 
 class AutoEpWriter(MoeWriter):
-    """A layer's experts are fused into three parameters, w1, w2 and w3, of which a rank has some rows."""
+    """A layer's experts are fused into three parameters, w1, w2 and w3; a rank has some of their rows."""
 
     def prepare(self):
         super().prepare()

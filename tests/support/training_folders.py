@@ -210,7 +210,7 @@ class Maker:
                 torch_files.save_file({"stranger": torch_files.zeros(3)}, scene.folder / "model.safetensors")
 
     def touch(self, folder):
-        """Times are no clue: all are equal, or random."""
+        """Times do not help: all are equal, or random."""
         equal = self.pick(True, False)
         for path in [*folder.rglob("*"), folder]:
             time = 1_700_000_000 + (0 if equal else self.random.randrange(10 ** 6))

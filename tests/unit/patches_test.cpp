@@ -27,7 +27,7 @@ class PatchesTest : public test::RandomInputsTest {
  protected:
   PatchesTest() : RandomInputsTest(20 * test::kMiB) {}
 
-  // An output of `size` bytes of an input, of which those at `places` are to be the digest of
+  // An output of `size` bytes of an input. Those at `places` are to be the digest of
   // [begin, end).
   CopyPlan plan_of(uint64_t size, uint64_t begin, uint64_t end,
                    const std::vector<uint64_t>& places) {

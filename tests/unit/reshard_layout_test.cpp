@@ -295,7 +295,7 @@ TEST(ReshardLayout, OneTensorTakesParametersOfOneKindOnly) {
   EXPECT_ERROR(ReshardLayout(model.source(), two), UnsupportedError,
                "folder: b: has different optimizer states than 'a', in whose group the new run's "
                "optimizer has it");
-  // Each alone is no trouble.
+  // Each alone does no harm.
   const ReshardTarget single = target_of(0, EngineWrapper::plain, 2, {"a", "b"});
   EXPECT_EQ(ReshardLayout(model.source(), single).runs().size(), 2u);
 
