@@ -230,9 +230,9 @@ void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots) {
 
 void add_weights_options(CLI::App& app, SourceOptions& source) {
   app.add_option("--strip-prefix", source.strip_prefix,
-                 "Of weights: remove this from the front of names that have it")
+                 "For weights: remove this from the front of names that have it")
       ->type_name("PREFIX");
-  app.add_option("--add-prefix", source.add_prefix, "Of weights: put this in front of all names")
+  app.add_option("--add-prefix", source.add_prefix, "For weights: put this in front of all names")
       ->type_name("PREFIX");
 }
 

@@ -223,7 +223,7 @@ class Zero12WorldReader {
     for (const auto& [ep_rank, ranks] : parts.by_rank) {
       if (static_cast<int64_t>(ranks.size()) == count) continue;
       throw UnsupportedError(state_.where(keys::kPartitionCount),
-                             "cuts experts over " + counted(count, "rank") + ", of which " +
+                             "cuts experts over " + counted(count, "rank") + "; only " +
                                  std::to_string(ranks.size()) +
                                  " are in this tensor-parallel rank");
     }

@@ -554,7 +554,7 @@ void ZipReader::check_descriptor(const ZipEntry& entry, uint64_t begin) const {
   }
   throw CorruptError(
       {.file = file_->display(), .member = std::string(entry.name), .offset = begin},
-      "the descriptor behind the record has another CRC32 or size than the directory");
+      "the CRC32 or size in the descriptor behind the record is not the directory's");
 }
 
 Extent ZipReader::check_frame(const ZipEntry& entry) const {

@@ -87,6 +87,12 @@ def offences(path):
                 yield f"{why}: {sentence}"
 
 
+def messages(path):
+    """The texts of a source file; neighbouring literals are one."""
+    text = re.sub(r"^\s*(?://|#include).*$", "", path.read_text(), flags=re.MULTILINE)
+    return re.findall(r'"((?:[^"\\\n]|\\.)*)"', re.sub(r'"\s*\n\s*"', "", text))
+
+
 def files():
     for suffix in PARAGRAPHS:
         for path in sorted(ROOT.rglob("*" + suffix)):
@@ -111,6 +117,11 @@ class ProseTest(unittest.TestCase):
         for name in sorted({*found, *allowed}):
             with self.subTest(file=name):
                 self.assertLessEqual(found[name], allowed.get(name, 0), "write plainer ones (CONTRIBUTING.md)")
+
+    def test_no_message_is_stiff(self):
+        self.assertEqual([], [(name, message) for name, path in files()
+                              if name.startswith(("lib/", "apps/")) and path.suffix in (".h", ".cpp")
+                              for message in messages(path) if STIFF.search(message)])
 
     def test_it_sees_what_is_wrong(self):
         for text, wanted in (("What is lost is named.", 1), ("Lost files are named.", 0), ("What is it?", 0),

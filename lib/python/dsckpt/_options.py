@@ -248,9 +248,9 @@ OPTIONS = {
         "like":
             "CHECKPOINT: For weights: a checkpoint of the run that starts from them, with its trained, frozen and tied parameters and the optimizer's states",
         "strip_prefix":
-            "PREFIX: Of weights: remove this from the front of names that have it",
+            "PREFIX: For weights: remove this from the front of names that have it",
         "add_prefix":
-            "PREFIX: Of weights: put this in front of all names",
+            "PREFIX: For weights: put this in front of all names",
         "key_map":
             "FILE: Rename, cut and join tensors by the rules in this file, lines of 'REGEX => REPLACEMENT', with their optimizer states",
         "dry_run":
@@ -400,9 +400,9 @@ OPTIONS = {
         "weights_from":
             "WEIGHTS: Weights to use in place of the checkpoint's own, for masters and 16-bit copies, such as the average of zero-to-fp32 --average. Optimizer states and steps stay, and training continues from there",
         "strip_prefix":
-            "PREFIX: Of weights: remove this from the front of names that have it",
+            "PREFIX: For weights: remove this from the front of names that have it",
         "add_prefix":
-            "PREFIX: Of weights: put this in front of all names",
+            "PREFIX: For weights: put this in front of all names",
         "key_map":
             "FILE: Rename, cut and join tensors by the rules in this file, lines of 'REGEX => REPLACEMENT', with their optimizer states",
         "unfreeze":
