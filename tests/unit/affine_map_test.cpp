@@ -81,10 +81,10 @@ TEST(AffineAssembly, RefusesShardsOfOtherShapes) {
   SliceFiles files;
   const SampleSlice fits{{2, 3}, {1, 2, 3, 4, 5, 6}};
   EXPECT_EQ(assembly.merge(files.sources({fits}), "").shape(), (Shape{2, 3}));
-  expect_error("InconsistentError", "other shards", [&] {
+  expect_error("InconsistentError", "different shards", [&] {
     assembly.merge(files.sources({{{3, 2}, fits.numbers}}), "");
   });
-  expect_error("InconsistentError", "other shards", [&] {
+  expect_error("InconsistentError", "different shards", [&] {
     assembly.merge(files.sources({fits, fits}), "");
   });
 }

@@ -566,8 +566,7 @@ std::vector<RefusedCase> refused_cases() {
          r.source.facts.checkpoint.values = ValuesFrom::start;
          r.options.stage = 0;
        },
-       "old/model.pt: is of stage 0, where shards do not start a run as the "
-       "weights",
+       "old/model.pt: is of stage 0, where shards do not start a run as the weights would",
        "give the weights to the model before deepspeed.initialize"},
       {[](Request& r) {
          r.source.facts.checkpoint.run = RunKind::foreign;
