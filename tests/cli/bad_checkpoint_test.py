@@ -145,7 +145,7 @@ class DamagedFileTest(CliTest):
             b"<!DOCTYPE html>\n<html><body>404</body></html>": "HTML",
             b"\0" * 4096: "zeros",
             b"\x1f\x8b" + b"x" * 100: "gzip",
-            b"\x01\xff\xfe" * 100: "no format",
+            b"\x01\xff\xfe" * 100: "no known format",
         }
         for content, pattern in things.items():
             for name in [Z2, Z3]:
