@@ -16,7 +16,7 @@ LINE = 120
 README_LINES = 250
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # Options of programs other than the tools.
-FOREIGN_OPTIONS = {"--prefix", "--quick", "--safe_serialization", "--input_folder", "--output_folder"}
+FOREIGN_OPTIONS = {"--prefix", "--native", "--quick", "--safe_serialization", "--input_folder", "--output_folder"}
 
 
 def documents():
