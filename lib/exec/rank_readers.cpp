@@ -20,23 +20,24 @@ void RankReaders::read(PieceWork& work, const Reading& reading) {
     reading.progress.bytes_total += piece.bytes;
   }
   if (pieces.empty()) return;
-  StepPlan plan{.by = {.program = ranks_.program()}};
-  const std::string tasks = cut_shares(
-      Shares(pieces, ranks_.size(), PieceTask::kMostBytes),
-      [&](const BatchRange& range) { return work.task(range).encode(); }, reading.progress, plan);
-  plan.job = inputs_.job();
-  plan.job.sync_results = false;
-  plan.job.servers = ranks_.servers();
   const Folder folder = ranks_.make_folder();
-  save_plan(folder, std::move(plan), tasks);
   try {
+    PlanWriter writer(folder);
+    writer.add(
+        Shares(pieces, ranks_.size(), PieceTask::kMostBytes),
+        [&](const BatchRange& range) { return work.task(range).encode(); }, reading.progress);
+    // With the inputs of all tasks.
+    RankJob job = inputs_.job();
+    job.sync_results = false;
+    job.servers = ranks_.servers();
+    writer.save({.by = {.program = ranks_.program()}, .job = std::move(job)});
     work_with_ranks(
         ranks_, folder,
         [&](std::string_view task, RankInputs& inputs, unsigned threads, Progress& progress) {
           return work.answer(task, inputs, threads, progress);
         },
         reading.threads, reading.progress);
-    plan = load_plan(folder);
+    const StepPlan plan = load_plan(folder);
     for (size_t task = 0; task < plan.portions.size(); ++task) {
       const BatchRange& range = plan.portions[task].batches;
       const std::vector<std::string> answers =

@@ -21,7 +21,6 @@
 #include "exec/far_output.h"
 #include "exec/staging_owner.h"
 #include "io/far_files.h"
-#include "io/output_file.h"
 #include "io/text_file.h"
 
 namespace dsckpt {
@@ -29,6 +28,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kPortions = "portions";
+constexpr const char* kBegun = "portions.begun";
 constexpr const char* kResults = "results";
 constexpr const char* kFailed = "failed";
 constexpr const char* kTaken = "taken";
@@ -174,6 +174,18 @@ std::string first_that_begins(const Folder& folder, std::string_view prefix) {
   return "";
 }
 
+// The folder, without what a planner that was killed has left.
+const Folder& begun(const Folder& folder) {
+  folder.remove(kBegun);
+  return folder;
+}
+
+Planned planned_in(const Folder& folder, const StepPlan& plan) {
+  Planned planned{.folder = folder.path(), .portions = plan.portions.size()};
+  for (const StepPlan::Entry& entry : plan.portions) planned.bytes += entry.bytes;
+  return planned;
+}
+
 bool holds_something(const fs::path& output) {
   std::error_code failed;
   if (!fs::is_directory(output, failed)) return fs::exists(output, failed);
@@ -186,39 +198,53 @@ bool holds_something(const fs::path& output) {
 
 }  // namespace
 
-std::string cut_shares(const Shares& shares,
-                       const std::function<std::string(const BatchRange&)>& encode,
-                       const Progress& progress, StepPlan& plan) {
-  std::string portions;
+PlanWriter::PlanWriter(const Folder& folder) : folder_(folder), file_(begun(folder), kBegun) {}
+
+PlanWriter::~PlanWriter() {
+  folder_.remove(kBegun);
+}
+
+void PlanWriter::add(StepPlan::Entry entry, std::string_view portion) {
+  entry.begin = size_;
+  entry.size = portion.size();
+  entry.crc = crc32(0, as_byte_span(portion));
+  file_.write_at(size_, as_byte_span(portion));
+  size_ += portion.size();
+  portions_.push_back(entry);
+}
+
+void PlanWriter::add(const Shares& shares,
+                     const std::function<std::string(const BatchRange&)>& encode,
+                     const Progress& progress) {
   for (int rank = 0; rank < shares.ranks(); ++rank) {
     for (const Shares::Piece& piece : shares.of(rank)) {
       if (progress.cancelled) throw InterruptedError();
-      const std::string portion = encode(piece.batches);
-      plan.portions.push_back({.batches = piece.batches,
-                               .bytes = piece.bytes,
-                               .begin = portions.size(),
-                               .size = portion.size(),
-                               .crc = crc32(0, as_byte_span(portion)),
-                               .share = static_cast<uint64_t>(rank)});
-      portions += portion;
+      add({.batches = piece.batches, .bytes = piece.bytes, .share = static_cast<uint64_t>(rank)},
+          encode(piece.batches));
     }
   }
-  return portions;
 }
 
-void save_plan(const Folder& folder, StepPlan plan, const std::string& portions) {
+Planned PlanWriter::save(StepPlan plan) {
   const bool durable = plan.job.sync_results;
   plan.number = random_number();
+  plan.portions = std::move(portions_);
   for (const char* name : {kResults, kFailed, kTaken}) {
     // An earlier plan, which was never finished, may have left it.
-    int failed = folder.remove_all(name);
-    if (failed == 0) failed = folder.make_folder(name, 0700);
+    int failed = folder_.remove_all(name);
+    if (failed == 0) failed = folder_.make_folder(name, 0700);
     if (failed != 0) {
-      throw IoError({.file = shown_in(folder, name)}, "cannot make the folder", failed);
+      throw IoError({.file = shown_in(folder_, name)}, "cannot make the folder", failed);
     }
   }
-  replace_text_file(folder, kPortions, portions, durable);
-  replace_text_file(folder, kPlanFile, with_checksum(encode(plan, folder.number())), durable);
+  if (durable) file_.sync();
+  file_.close();
+  if (const int failed = folder_.rename(kBegun, folder_, kPortions)) {
+    throw IoError({.file = shown_in(folder_, kPortions)}, "cannot write", failed);
+  }
+  if (durable) folder_.sync();
+  replace_text_file(folder_, kPlanFile, with_checksum(encode(plan, folder_.number())), durable);
+  return planned_in(folder_, plan);
 }
 
 bool has_plan(const Folder& folder) {
@@ -478,10 +504,8 @@ Planned planned_before(const Folder& folder, const JobIdentity& identity, const 
         .with_hint("dsckpt commit " + output.string() + " ends it, dsckpt abandon " +
                    output.string() + " removes it");
   }
-  const StepPlan plan = load_plan(folder);
-  Planned planned{
-      .folder = folder.path(), .portions = plan.portions.size(), .bytes = 0, .was_there = true};
-  for (const StepPlan::Entry& entry : plan.portions) planned.bytes += entry.bytes;
+  Planned planned = planned_in(folder, load_plan(folder));
+  planned.was_there = true;
   return planned;
 }
 

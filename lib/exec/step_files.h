@@ -30,6 +30,7 @@
 #include "exec/rank_job.h"
 #include "exec/shares.h"
 #include "io/folder.h"
+#include "io/output_file.h"
 
 namespace dsckpt {
 
@@ -57,16 +58,37 @@ struct StepPlan {
   std::vector<Entry> portions = {};
 };
 
-// Cuts everything into portions of `plan`, share by share. Returns their bytes, one after the
-// other. Throws InterruptedError.
-std::string cut_shares(const Shares& shares,
-                       const std::function<std::string(const BatchRange&)>& encode,
-                       const Progress& progress, StepPlan& plan);
+// A plan that is there.
+struct Planned {
+  std::filesystem::path folder = {};
+  size_t portions = 0;
+  uint64_t bytes = 0;      // that they write, or read only to check them
+  bool was_there = false;  // before, of the same job
+};
 
-// Writes all files, `plan` last. `portions` are those of plan.portions, one after the other. Sets
-// plan.number. Syncs them if plan.job.sync_results is set. Throws IoError.
-void save_plan(const Folder& folder, StepPlan plan, const std::string& portions);
-// True if save_plan() has written there.
+// Writes a plan into a folder. It keeps no portion in memory. All functions throw IoError.
+class PlanWriter {
+ public:
+  explicit PlanWriter(const Folder& folder);
+  // Removes the portions, unless they were saved.
+  ~PlanWriter();
+
+  // Appends a portion, and fills in its place in the file.
+  void add(StepPlan::Entry entry, std::string_view portion);
+  // Appends everything, share by share. Throws InterruptedError.
+  void add(const Shares& shares, const std::function<std::string(const BatchRange&)>& encode,
+           const Progress& progress);
+  // Names all files, `plan` last, and removes those of an earlier plan. Sets plan.number and
+  // plan.portions. Syncs the files if plan.job.sync_results is set. For one call.
+  Planned save(StepPlan plan);
+
+ private:
+  const Folder folder_;
+  OutputFile file_;
+  uint64_t size_ = 0;
+  std::vector<StepPlan::Entry> portions_ = {};
+};
+// True if a plan was saved there.
 bool has_plan(const Folder& folder);
 // The program that made the plan; nothing if there is none. Throws IoError, and UsageError if the
 // file is not this user's.
@@ -141,13 +163,6 @@ Steps find_steps(const std::filesystem::path& path);
 // The same for a planned conversion. Throws UsageError if nothing is planned.
 Steps find_planned(const std::filesystem::path& path);
 
-// A plan that is there.
-struct Planned {
-  std::filesystem::path folder = {};
-  size_t portions = 0;
-  uint64_t bytes = 0;      // that they write, or read only to check them
-  bool was_there = false;  // before, of the same job
-};
 // The plan in `folder` for `output`, which must be of this job: else UsageError.
 Planned planned_before(const Folder& folder, const JobIdentity& identity,
                        const std::filesystem::path& output);

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/kernels.h"
 #include "base/sha256.h"
 #include "base/text.h"
 #include "base/varint.h"
@@ -43,13 +42,12 @@ void PassPlanner::read(PieceWork& work, const Reading& reading) {
   passes_.push_back(std::move(pass));
 }
 
-std::string PassPlanner::cut(uint64_t portions, StepPlan& plan) const {
+void PassPlanner::cut(uint64_t portions, PlanWriter& writer) const {
   uint64_t total = 0;
   for (const Pass& pass : passes_) {
     for (const uint64_t bytes : pass.bytes) total += bytes;
   }
   const uint64_t longest = Shares::step_portion_bytes(total, portions);
-  std::string texts;
   uint64_t number = 0;  // of all pieces
   for (const Pass& pass : passes_) {
     PieceTask task{.kind = pass.task.kind, .question = pass.task.question};
@@ -59,23 +57,17 @@ std::string PassPlanner::cut(uint64_t portions, StepPlan& plan) const {
       bytes += pass.bytes[i];
       const bool is_last = i + 1 == pass.bytes.size();
       if (!is_last && bytes + pass.bytes[i + 1] / 2 < longest) continue;
-      const std::string text = task.encode();
-      plan.portions.push_back({.batches = {number, number + task.pieces.size()},
-                               .bytes = std::exchange(bytes, 0),
-                               .begin = texts.size(),
-                               .size = text.size(),
-                               .crc = crc32(0, as_byte_span(text))});
+      writer.add({.batches = {number, number + task.pieces.size()},
+                  .bytes = std::exchange(bytes, 0)},
+                 task.encode());
       number += task.pieces.size();
       task.pieces.clear();
-      texts += text;
     }
   }
-  return texts;
 }
 
 Planned PassPlanner::save(const fs::path& path, const PlannedBy& by, uint64_t portions) {
   StepPlan plan{.by = by, .job = inputs_.job()};
-  const std::string texts = cut(portions, plan);
   Sha256 hash;
   for (const Pass& pass : passes_) hash.update(as_byte_span(pass.task.encode()));
   const JobIdentity identity = identity_of(plan.job, hash.digest(), by);
@@ -87,8 +79,6 @@ Planned PassPlanner::save(const fs::path& path, const PlannedBy& by, uint64_t po
     throw UsageError(path.string() + ": holds something other than a plan")
         .with_hint("--emit-plan DIR makes a new folder, and needs its name");
   }
-  Planned planned{.portions = plan.portions.size()};
-  for (const StepPlan::Entry& entry : plan.portions) planned.bytes += entry.bytes;
   std::vector<fs::path> made;
   const Folder place = Folder::make(before.output, made);
   for (const fs::path& folder : made) plan.made_folders.push_back(folder.string());
@@ -97,8 +87,9 @@ Planned PassPlanner::save(const fs::path& path, const PlannedBy& by, uint64_t po
           ? *before.left_over
           : make_resumable_folder(place, resumable_folder(before.output, false).filename());
   StagingOwner owner(folder);
-  planned.folder = folder.path();
-  save_plan(folder, std::move(plan), texts);
+  PlanWriter writer(folder);
+  cut(portions, writer);
+  const Planned planned = writer.save(std::move(plan));
   // Last: what has no job is a left-over.
   save_job(folder, identity);
   owner.unsign();

@@ -42,8 +42,7 @@ class PassPlanner : public Readers {
     PieceTask task;
     std::vector<uint64_t> bytes;  // of each piece
   };
-  // Sets plan.portions, and returns their texts one after the other.
-  std::string cut(uint64_t portions, StepPlan& plan) const;
+  void cut(uint64_t portions, PlanWriter& writer) const;
 
   JobInputs inputs_;
   std::vector<Pass> passes_ = {};

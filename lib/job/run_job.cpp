@@ -200,16 +200,14 @@ class Writing {
       share.owner = [&](uint64_t batch) { return owner_of(plan.job, units, checks, batch); };
     }
     for (const fs::path& made : output_.made_folders()) plan.made_folders.push_back(made.string());
-    const std::string portions = cut_shares(
+    PlanWriter writer(*output_.folder());
+    writer.add(
         Shares(units, done, share),
-        [&](const auto& batches) { return cutter.cut(batches).encode(); }, progress, plan);
+        [&](const auto& batches) { return cutter.cut(batches).encode(); }, progress);
     check_unchanged(*job_.inputs);
     progress.bytes_total = units.bytes();
     progress.bytes_done = units.bytes() - left;
-    Planned planned{
-        .folder = output_.folder()->path(), .portions = plan.portions.size(), .bytes = left};
-    save_plan(*output_.folder(), std::move(plan), portions);
-    return planned;
+    return writer.save(std::move(plan));
   }
 
   // The rank that has the file which most bytes of a batch come from.
@@ -669,8 +667,7 @@ Planned plan_steps(const Job& job, const fs::path& output, const RunOptions& giv
   try {
     to->prepare();
     if (to->is_written()) {
-      planned.folder = to->folder()->path();
-      save_plan(*to->folder(), {.by = by}, "");
+      planned = PlanWriter(*to->folder()).save({.by = by});
     } else {
       planned = Writing(*job, options, io, *to, nullptr).plan(by, place.portions, progress);
     }

@@ -62,10 +62,11 @@ class RankWorkTest : public test::RandomInputsTest {
     plan.job.add_inputs(inputs_);
     Progress progress;
     progress.bytes_total = units.bytes();
-    const std::string portions = cut_shares(
+    PlanWriter writer(*staged.folder());
+    writer.add(
         Shares(units, {}, {.ranks = meeting.size()}),
-        [&](const BatchRange& batches) { return cutter.cut(batches).encode(); }, progress, plan);
-    save_plan(*staged.folder(), plan, portions);
+        [&](const BatchRange& batches) { return cutter.cut(batches).encode(); }, progress);
+    writer.save(plan);
     if (before) before(*staged.folder());
     work_with_ranks(meeting, *staged.folder(), {}, 2, progress);
     EXPECT_EQ(progress.bytes_done, progress.bytes_total);
