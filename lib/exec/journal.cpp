@@ -29,7 +29,7 @@ constexpr const char* kJournal = "journal";
 // A process that works on the steps of a conversion may write its current state there.
 constexpr int kMostRemovals = 20;
 constexpr std::chrono::milliseconds kBetweenRemovals{20};
-constexpr int kVersion = 4;
+constexpr int kVersion = 5;
 
 IoError damaged(const Folder& folder, const char* name) {
   return IoError({.file = (folder.path() / name).string()},

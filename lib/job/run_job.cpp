@@ -175,7 +175,9 @@ class Writing {
 
   // `wanted`: about so many portions; 0: as many as suit.
   Planned plan_rest(const PlannedBy& by, ShareOptions share, uint64_t wanted, Progress& progress) {
-    const RecordChecks checks(job_.plan, records_to_check(job_, options_.verify), options_.verify);
+    // The commit checks the frames.
+    const RecordChecks checks(job_.plan, records_to_check(job_, options_.verify, Frames::unchecked),
+                              options_.verify);
     if (!before_) {
       RunState begun{.unit_bytes = io_.unit_bytes};
       for (OutputId out = 0; out < job_.plan.outputs().size(); ++out) {

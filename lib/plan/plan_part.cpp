@@ -1,6 +1,7 @@
 #include "plan/plan_part.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "base/bytes.h"
@@ -11,6 +12,8 @@ namespace {
 
 constexpr Op kLastOp = Op::low_rank;
 constexpr DType kLastType = static_cast<DType>(kDTypeCount - 1);
+// Resharding has hundreds of megabytes of them, which are not to be in memory twice.
+constexpr size_t kLiteralsAtOnce = 1 << 20;
 
 }  // namespace
 
@@ -129,26 +132,42 @@ Rows read_rows(VarintReader& reader, const Rows& before) {
 
 namespace {
 
+// True if `item` differs from the one before in nothing but its place and its sources. Most do.
+bool continues(const CopyItem& item, const CopyItem& before) {
+  const auto kind = [](const CopyItem& each) {
+    return std::tie(each.op, each.from, each.to, each.out, each.rows, each.what,
+                    each.operand_count);
+  };
+  return kind(item) == kind(before) && item.dst == before.dst_end();
+}
+
 void write_items(VarintWriter& writer, const CopyPlan& plan, const std::vector<CopyItem>& items,
-                 Rows& operand) {
+                 Rows& operand, const std::function<void()>& written) {
+  constexpr size_t kAtOnce = 4096;
   writer.number(items.size());
   CopyItem before;
+  size_t count = 0;
   for (const CopyItem& item : items) {
-    writer.number(static_cast<uint64_t>(item.op));
-    writer.number(static_cast<uint64_t>(item.from));
-    writer.number(static_cast<uint64_t>(item.to));
-    writer.number(item.out - before.out);
-    writer.difference(item.out == before.out ? before.dst_end() : 0, item.dst);
-    writer.number(item.rows);
+    const bool goes_on = continues(item, before);
+    writer.number(uint64_t{goes_on});
+    if (!goes_on) {
+      writer.number(static_cast<uint64_t>(item.op));
+      writer.number(static_cast<uint64_t>(item.from));
+      writer.number(static_cast<uint64_t>(item.to));
+      writer.number(item.out - before.out);
+      writer.difference(item.out == before.out ? before.dst_end() : 0, item.dst);
+      writer.number(item.rows);
+      writer.number(item.what);
+      writer.number(item.operand_count);
+    }
     write_rows(writer, item.source, before.source);
-    writer.number(item.what);
-    writer.number(item.operand_count);
     for (uint32_t k = 0; k < item.operand_count; ++k) {
       const Rows& rows = plan.operands()[item.operand_begin + k];
       write_rows(writer, rows, operand);
       operand = rows;
     }
     before = item;
+    if (++count % kAtOnce == 0 && written) written();
   }
 }
 
@@ -180,13 +199,18 @@ PlannedUpdate::Factor read_factor(VarintReader& reader) {
 
 }  // namespace
 
-void write_plan(VarintWriter& writer, const CopyPlan& plan) {
+void write_plan(VarintWriter& writer, const CopyPlan& plan, const std::function<void()>& written) {
   writer.number(plan.outputs().size());
   for (const PlannedFile& file : plan.outputs()) {
     writer.text(file.path);
     writer.number(file.size);
   }
-  writer.text(plan.literals());
+  const std::string_view literals = plan.literals();
+  writer.number((literals.size() + kLiteralsAtOnce - 1) / kLiteralsAtOnce);
+  for (size_t at = 0; at < literals.size(); at += kLiteralsAtOnce) {
+    writer.text(literals.substr(at, kLiteralsAtOnce));
+    if (written) written();
+  }
   writer.number(plan.texts().size());
   for (const std::string& text : plan.texts()) writer.text(text);
   writer.number(plan.terms().size());
@@ -210,8 +234,8 @@ void write_plan(VarintWriter& writer, const CopyPlan& plan) {
     for (const uint64_t patch : digest.patches) writer.number(patch);
   }
   Rows operand;
-  write_items(writer, plan, plan.items(), operand);
-  write_items(writer, plan, plan.update_items(), operand);
+  write_items(writer, plan, plan.items(), operand, written);
+  write_items(writer, plan, plan.update_items(), operand, written);
   writer.number(plan.updates().size());
   for (const PlannedUpdate& update : plan.updates()) {
     for (const uint64_t number : {update.batches, update.rows, update.columns, update.rank}) {
@@ -227,16 +251,20 @@ void write_plan(VarintWriter& writer, const CopyPlan& plan) {
 }
 
 CopyItem PlanParts::read_item(VarintReader& reader, const CopyItem& before, CopyPlan& plan) {
-  CopyItem item;
-  item.op = reader.choice(kLastOp);
-  item.from = reader.choice(kLastType);
-  item.to = reader.choice(kLastType);
-  item.out = before.out + static_cast<OutputId>(reader.number());
-  item.dst = reader.difference(item.out == before.out ? before.dst_end() : 0);
-  item.rows = reader.number();
+  CopyItem item = before;
+  item.operand_begin = 0;
+  item.dst = before.dst_end();
+  if (reader.number() == 0) {
+    item.op = reader.choice(kLastOp);
+    item.from = reader.choice(kLastType);
+    item.to = reader.choice(kLastType);
+    item.out = before.out + static_cast<OutputId>(reader.number());
+    item.dst = reader.difference(item.out == before.out ? before.dst_end() : 0);
+    item.rows = reader.number();
+    item.what = static_cast<uint32_t>(reader.number());
+    item.operand_count = static_cast<uint32_t>(reader.number());
+  }
   item.source = read_rows(reader, before.source);
-  item.what = static_cast<uint32_t>(reader.number());
-  item.operand_count = static_cast<uint32_t>(reader.number());
   if (item.operand_count > 0) item.operand_begin = static_cast<uint32_t>(plan.operands_.size());
   for (uint32_t k = 0; k < item.operand_count; ++k) {
     const Rows last = plan.operands_.empty() ? Rows{} : plan.operands_.back();
@@ -280,7 +308,7 @@ CopyPlan PlanParts::read(VarintReader& reader) {
     file.path = reader.text();
     file.size = reader.number();
   }
-  plan.literals_ = reader.text();
+  for (size_t pieces = reader.count(); pieces > 0; --pieces) plan.literals_ += reader.text();
   plan.texts_.resize(reader.count());
   for (std::string& text : plan.texts_) text = reader.text();
   plan.terms_.resize(reader.count());

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -55,8 +56,10 @@ PlanPart part_of(const CopyPlan& plan, size_t first, size_t last,
                  std::span<const uint64_t> digests);
 
 // The plan as bytes, and back. A part of a million items takes about ten bytes for each. Throws
-// CorruptError for bytes that write_plan() did not write.
-void write_plan(VarintWriter& writer, const CopyPlan& plan);
+// CorruptError for bytes that write_plan() did not write. `written` is called now and then, and may
+// take what is there.
+void write_plan(VarintWriter& writer, const CopyPlan& plan,
+                const std::function<void()>& written = {});
 CopyPlan read_plan(VarintReader& reader);
 
 }  // namespace dsckpt

@@ -243,7 +243,7 @@ TEST_F(JobIdentityTest, SaysWhatIsDifferent) {
 TEST_F(JobIdentityTest, IsOneOfThisProgram) {
   folder_.write("job", "{\"version\": 99}");
   EXPECT_EQ(difference(), "another release of this program started it");
-  for (const char* text : {"", "{", "[]", "{\"version\": 4}", "\xff"}) {
+  for (const char* text : {"", "{", "[]", "{\"version\": 5}", "\xff"}) {
     folder_.write("job", text);
     EXPECT_ERROR(difference(), IoError, "is damaged");
   }
