@@ -14,9 +14,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -31,7 +29,6 @@
 #include "dsckpt/error.h"
 #include "exec/journal.h"
 #include "exec/staging_owner.h"
-#include "io/content_name.h"
 #include "report/report.h"
 
 namespace dsckpt {
@@ -81,36 +78,10 @@ std::string committing(const Steps& steps) {
   return owner.state == OwnerState::alive ? owner.who : "";
 }
 
-// Returns whether something is there that a tool may have written: a file of tensors, or a folder
-// with one. Packed files may hold anything.
-bool is_output(const fs::path& output) {
-  constexpr int kDeepest = 2;  // "OUT/global_step4/mp_rank_00_model_states.pt", and one more
-  static const std::set<std::string> kOfTensors{".pt", ".bin", ".safetensors", ".distcp"};
-  const auto is_written_by_tools = [](const fs::path& file) {
-    return file.extension() == ".dspack" ||
-           kOfTensors.contains(content_path(file).extension().string());
-  };
-  std::error_code failed;
-  if (!fs::is_directory(output, failed)) {
-    return fs::is_regular_file(output, failed) && is_written_by_tools(output);
-  }
-  if (fs::is_regular_file(output / kCommittedFile, failed)) return true;
-  fs::recursive_directory_iterator at(output, failed);
-  for (const fs::recursive_directory_iterator end; !failed && at != end; at.increment(failed)) {
-    if (at->path().filename().string().starts_with(kStagingPrefix)) {
-      at.disable_recursion_pending();
-    } else if (is_written_by_tools(at->path())) {
-      return true;
-    }
-    if (at.depth() >= kDeepest) at.disable_recursion_pending();
-  }
-  return false;
-}
-
 // For a path without a plan: throws unless what was planned there is committed.
 void check_committed(const Steps& steps, const std::string& path) {
   if (is_written(steps)) return;
-  if (steps.folder || !is_output(steps.output)) static_cast<void>(find_planned(path));
+  if (steps.folder || !steps.is_committed) static_cast<void>(find_planned(path));
 }
 
 // Reports that nothing is left to do. Throws if nothing was ever planned.
@@ -145,7 +116,7 @@ int work(const CLI::App& app, const cli::Common& common, const StepsArguments& a
   const cli::InterruptGuard guard(progress);
   const Steps steps = cli::wait_for_plan(args.path, args.wait, progress);
   if (!is_planned(steps)) {
-    if (args.wait > 0 && !steps.is_output_there) {
+    if (args.wait > 0 && !steps.is_committed) {
       throw IoError(
           {.file = args.path},
           "no process planned it within " + counted(static_cast<uint64_t>(args.wait), "second"), 0)

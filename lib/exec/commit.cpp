@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +27,8 @@ bool Staging::is_packed(OutputId out) const {
 }
 
 namespace {
+
+constexpr const char* kCommitNote = "user.dsckpt.committed";
 
 UsageError exists_already(const fs::path& path) {
   return UsageError(path.string() + ": exists already").with_hint("--force replaces it");
@@ -504,6 +507,17 @@ std::optional<Resumable> find_resumable(const fs::path& target, bool whole_folde
   const std::optional<Folder> folder = place.own(path.filename().string());
   if (!folder) return std::nullopt;
   return Resumable{place, *folder};
+}
+
+int note_commit(const Folder& output) {
+  // The call takes no descriptor with O_PATH.
+  const std::string path = "/proc/self/fd/" + std::to_string(output.descriptor());
+  return ::setxattr(path.c_str(), kCommitNote, "1", 1, 0) == 0 ? 0 : errno;
+}
+
+std::optional<bool> is_noted_commit(const fs::path& output) {
+  if (::getxattr(output.c_str(), kCommitNote, nullptr, 0) >= 0) return true;
+  return errno == ENOTSUP ? std::nullopt : std::optional(false);
 }
 
 fs::path without_slash(const fs::path& path) {

@@ -97,6 +97,13 @@ void check_same_job(const Folder& folder, const JobIdentity& job);
 // True if there is one with a job. Throws as find_resumable().
 bool can_go_on(const std::filesystem::path& target);
 
+// Notes on an output folder that a run which could be resumed has committed it. The note is an
+// extended attribute, so neither files nor names change. Returns 0 or errno: ENOTSUP for file
+// systems without them.
+int note_commit(const Folder& output);
+// True if the folder has that note. Nothing if its file system has no notes.
+std::optional<bool> is_noted_commit(const std::filesystem::path& output);
+
 // The absolute path of a folder, without trailing slashes.
 std::filesystem::path without_slash(const std::filesystem::path& path);
 

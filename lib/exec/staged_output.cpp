@@ -341,11 +341,23 @@ void StagedOutput::commit(const Pointer& pointer, const CommitHelp& help) {
     take_back(IoError({.file = staging_->target.string()}, error.what(), 0));
   }
   note_failure(notes_, [&] { commit_->sync_published(); });
+  if (staging_->is_kept()) note_committed();
   // The new names reach the disk before the folder that could restore them is removed.
   if (staging_->is_kept()) note_failure(notes_, [&] { staging_->all_at_once->sync(); });
   if (text && options_.durable) note_failure(notes_, [&] { text->sync_published(); });
   staging_->made_folders.clear();
   remove_staging();
+}
+
+void StagedOutput::note_committed() {
+  const bool is_beside = commit_->place() != staging_->target;
+  const int failed =
+      note_commit(is_beside ? staging_->place->below(without_slash(staging_->target).filename())
+                            : *staging_->place);
+  if (failed == 0 || failed == ENOTSUP) return;
+  notes_.push_back(staging_->target.string() + ": that it is committed cannot be noted: " +
+                   std::generic_category().message(failed) +
+                   "; steps that are called again say that nothing is planned");
 }
 
 void StagedOutput::take_back(const Error& error) {

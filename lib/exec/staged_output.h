@@ -16,7 +16,8 @@
 // the files one by one in the plan's order, the last one last. Old files stay in the staging
 // folder, and are put back if not all renames succeed.
 //
-// (5) Remove the staging folder, and without a commit the folders that prepare() made. commit.h has
+// (5) Note on the output that it is committed, if the run could be resumed. Remove the staging
+// folder, and without a commit the folders that prepare() made. commit.h has
 // the two ways to commit.
 //
 // With StageOptions::job the next run of the same job can find the staging folder by its name
@@ -98,6 +99,7 @@ class StagedOutput : public Output {
   void make_folders_of_files() const;
   void check_run_before(bool whole_folder) const;
   void take_files_from_run_before();
+  void note_committed();
   [[noreturn]] void take_back(const Error& error);
   void remove_staging();
 

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cerrno>
 #include <charconv>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "exec/commit.h"
 #include "exec/far_output.h"
 #include "exec/staging_owner.h"
+#include "io/content_name.h"
 #include "io/far_files.h"
 #include "io/text_file.h"
 
@@ -194,6 +196,39 @@ bool holds_something(const fs::path& output) {
     if (!at->path().filename().string().starts_with(kStagingPrefix)) return true;
   }
   return false;
+}
+
+// Returns whether something is there that a tool may have written: a file of tensors, or a folder
+// with one. Packed files may hold anything.
+bool may_be_output(const fs::path& output) {
+  constexpr int kDeepest = 2;  // "OUT/global_step4/mp_rank_00_model_states.pt", and one more
+  static const std::set<std::string> kOfTensors{".pt", ".bin", ".safetensors", ".distcp"};
+  const auto is_written_by_tools = [](const fs::path& file) {
+    return file.extension() == ".dspack" ||
+           kOfTensors.contains(content_path(file).extension().string());
+  };
+  std::error_code failed;
+  if (!fs::is_directory(output, failed)) {
+    return fs::is_regular_file(output, failed) && is_written_by_tools(output);
+  }
+  fs::recursive_directory_iterator at(output, failed);
+  for (const fs::recursive_directory_iterator end; !failed && at != end; at.increment(failed)) {
+    if (at->path().filename().string().starts_with(kStagingPrefix)) {
+      at.disable_recursion_pending();
+    } else if (is_written_by_tools(at->path())) {
+      return true;
+    }
+    if (at.depth() >= kDeepest) at.disable_recursion_pending();
+  }
+  return false;
+}
+
+bool is_committed(const fs::path& output) {
+  std::error_code failed;
+  // An output in an object store.
+  if (fs::is_regular_file(output / kCommittedFile, failed)) return true;
+  const std::optional<bool> noted = is_noted_commit(output);
+  return noted ? *noted : may_be_output(output);
 }
 
 }  // namespace
@@ -479,13 +514,14 @@ Steps find_steps(const fs::path& path) {
   }
   if (steps.folder && !has_job(*steps.folder)) steps.left_over = std::exchange(steps.folder, {});
   steps.is_output_there = holds_something(steps.output);
+  steps.is_committed = steps.is_output_there && is_committed(steps.output);
   return steps;
 }
 
 Steps find_planned(const fs::path& path) {
   Steps steps = find_steps(path);
   if (!steps.folder) {
-    throw UsageError(path.string() + ": nothing is planned there")
+    throw UsageError(path.string() + ": nothing is planned there, and it is no output of steps")
         .with_hint(
             "the tool's command with --emit-plan plans; give its output, or the folder that "
             "it prints");

@@ -57,9 +57,9 @@ void PassPlanner::cut(uint64_t portions, PlanWriter& writer) const {
       bytes += pass.bytes[i];
       const bool is_last = i + 1 == pass.bytes.size();
       if (!is_last && bytes + pass.bytes[i + 1] / 2 < longest) continue;
-      writer.add({.batches = {number, number + task.pieces.size()},
-                  .bytes = std::exchange(bytes, 0)},
-                 task.encode());
+      writer.add(
+          {.batches = {number, number + task.pieces.size()}, .bytes = std::exchange(bytes, 0)},
+          task.encode());
       number += task.pieces.size();
       task.pieces.clear();
     }

@@ -270,7 +270,7 @@ class StatesTest(StepsTest):
     """Every command in every state: its status, and what it says. A committed output is no error, however often the
     command is given. A path where nothing was planned is one."""
     COMMAND = ["zero-to-fp32", "IN", "OUT"]
-    UNPLANNED = [(2, "nothing is planned there")] * 4  # work, commit, steps, abandon
+    UNPLANNED = [(2, "nothing is planned there, and it is no output of steps")] * 4  # work, commit, steps, abandon
     COMPLETE = [(0, "is complete: nothing is left to do"), (0, "is complete: nothing is left to do"), (0, "committed"),
                 (0, "is complete: nothing is left to be removed")]
 
@@ -329,8 +329,25 @@ class StatesTest(StepsTest):
             self.run_step("abandon", folder)
             return folder
 
+        def weights_of_others():
+            out = empty_folder()
+            (out / "model.safetensors").write_bytes(b"")
+            return out
+
+        def file_of_tensors():
+            return next(self.source.rglob("*model_states.pt"))
+
+        def input_of_a_plan():
+            self.planned()
+            return self.source
+
+        def output_of_a_plain_run():
+            out = self.new_path("out")
+            self.assertEqual(run_tool(*filled(self.COMMAND, self.source, out)).returncode, 0)
+            return out
+
         for make in (misspelt_output, misspelt_folder, empty_folder, folder_of_others, file_of_others, abandoned,
-                     abandoned_folder):
+                     abandoned_folder, weights_of_others, file_of_tensors, input_of_a_plan, output_of_a_plain_run):
             self.assert_states(make, self.UNPLANNED, 2)
 
     def test_it_is_committed(self):
@@ -365,7 +382,25 @@ class StatesTest(StepsTest):
             self.run_step("commit", self.plan(["to-dcp", "IN", "OUT", "--dp", "2"], self.source, out))
             return out
 
-        for make in (committed, folder_of_committed, packed, universal, native, dcp):
+        def in_a_folder_that_was_there():
+            out = self.new_path("out")
+            out.mkdir()
+            (out / "config.json").write_text("{}")
+            self.run_step("commit", self.plan([*self.COMMAND, "--safe-serialization"], self.source, out))
+            return out
+
+        def replaced():
+            for _ in range(2):
+                self.run_step("commit", self.plan([*self.COMMAND, "--force"], self.source, self.root / "replaced"))
+            return self.root / "replaced"
+
+        def of_a_run_that_went_on():
+            _, out = self.planned()
+            self.assertEqual(run_tool(*filled(self.COMMAND, self.source, out), "--resume").returncode, 0)
+            return out
+
+        for make in (committed, folder_of_committed, packed, universal, native, dcp, in_a_folder_that_was_there,
+                     replaced, of_a_run_that_went_on):
             self.assert_states(make, self.COMPLETE, 2)
 
     def test_it_is_planned_or_done(self):
