@@ -223,12 +223,12 @@ class RepeatedTest(ReportStepsTest):
         words = [*self.command, "--emit-plan", folder, "--portions", "9"]
         later = [self.start(*words, "--share", f"{number}/3") for number in (2, 1)]
         time.sleep(0.3)
-        self.assertEqual(self.finish(self.start(*words, "--share", "0/3"), [expected[0]])[0], expected[1])
+        self.assertEqual(self.finish(self.start(*words, "--share", "0/3"), [expected[0]]).stdout, expected[1])
         for each in later:
-            self.assertIn("share", self.finish(each)[1])
+            self.assertIn("share", self.finish(each).stderr)
         # One that comes late, and the first one again.
-        self.assertEqual(self.finish(self.start(*words, "--share", "1/3"))[0], "")
-        self.assertEqual(self.finish(self.start(*words, "--share", "0/3"), [expected[0]])[0], expected[1])
+        self.assertEqual(self.finish(self.start(*words, "--share", "1/3")).stdout, "")
+        self.assertEqual(self.finish(self.start(*words, "--share", "0/3"), [expected[0]]).stdout, expected[1])
         alone = run_tool(*self.command, "--share", "0/3")
         self.assertEqual(alone.returncode, 2)
         self.assertIn("--share goes with --emit-plan DIR", alone.stderr)

@@ -1,6 +1,7 @@
 """Conversions in steps: one process plans, any number work, one commits, and each may be killed and called again.
 
-STEPS=all takes every checkpoint, and STEPS_ROUNDS=N so many rounds of the campaign; STEPS_SEED chooses them.
+STEPS=all takes every checkpoint, and STEPS_ROUNDS=N so many rounds of the campaign; STEPS_SEED chooses them. On a
+Slurm cluster (slurm_cluster.py) `srun` starts the processes of the campaign.
 """
 import json
 import os
@@ -8,53 +9,31 @@ import pathlib
 import random
 import shutil
 import signal
-import subprocess
 import time
 import unittest
 
-import large_checkpoint
 import tools
 from cli_common import STAGING, CliTest, memory_limit, tree
 from group_test import COMMANDS
 from resume_test import PowerCase
+from step_processes import STEPS, StepProcesses
 from tools import filled, run_tool
 
 ALL = os.environ.get("STEPS") == "all"
 ROUNDS = int(os.environ.get("STEPS_ROUNDS", "20"))
 SEED = int(os.environ.get("STEPS_SEED", "1"))
 CUT = ["--emit-plan", "--portions", "9"]
-STEPS = ("work", "commit", "steps", "abandon")
 
 
-class StepsTest(CliTest):
+class StepsTest(StepProcesses, CliTest):
 
     def large(self, elements=6 << 20):
-        folder = self.new_path("ckpt")
-        large_checkpoint.write_one(folder, elements)
-        return folder
-
-    def start(self, *words):
-        binary = pathlib.Path(os.environ["DSCKPT_BIN"]) / words[0]
-        return subprocess.Popen([str(binary), *map(str, words[1:])], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                text=True)
-
-    def finish(self, process, statuses=(0,)):
-        out, err = process.communicate(timeout=120)
-        self.assertIn(process.returncode, statuses, err)
-        return out, err
+        return super().large(elements)
 
     def plan(self, command, source, out, options=CUT):
         done = run_tool(*filled(command, source, out), *options)
         self.assertEqual(done.returncode, 0, done.stderr)
         return pathlib.Path(done.stdout.splitlines()[-1])
-
-    def run_step(self, *words, status=0, **options):
-        done = run_tool("dsckpt", *words, **options)
-        self.assertEqual(done.returncode, status, done.stderr)
-        return done
-
-    def state(self, path):
-        return json.loads(self.run_step("steps", path, "--json").stdout)["data"]
 
     def alone(self, command, source):
         out = self.new_path("alone")
@@ -593,6 +572,7 @@ class CampaignTest(StepsTest):
     COMMANDS = [["zero-to-fp32", "IN", "OUT"], ["zero-to-fp32", "IN", "OUT", "--safe-serialization"],
                 ["zero-to-fp32", "IN", "OUT", "--zstd", "--max-shard-size", "3MB"],
                 ["to-dcp", "IN", "OUT", "--dp", "5"], ["to-universal", "IN", "OUT"]]
+    launcher = ["srun", "--oversubscribe", "--overcommit", "-N1", "-n1"] if "SLURM_CONF" in os.environ else []
 
     def test_the_bytes_are_the_same_whoever_is_lost(self):
         source = self.large()
@@ -603,43 +583,13 @@ class CampaignTest(StepsTest):
                 if ROUNDS > 100 and number % 50 == 49:
                     print(f"{number + 1} rounds", flush=True)
 
-    def end_at_some_time(self, process, generator, stopped):
-        """Kills it, stops it for good, or lets it end, after a while."""
-        fate = generator.choice(["kill", "kill", "stop", "end"])
-        try:
-            process.wait(generator.uniform(0.0, 0.25) if fate != "end" else 60)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGSTOP if fate == "stop" else signal.SIGKILL)
-            if fate == "stop":
-                return stopped.append(process)
-        process.communicate()
-
     def round(self, command, source, generator):
         _, expected = self.expected.setdefault(str(command), None) or self.expected.update(
             {str(command): self.alone(command, source)}) or self.expected[str(command)]
         out = self.new_path("out")
         plan = [*filled(command, source, out), *CUT, "--limit-rate", "40MB", "--resume", "--save-every", "0"]
-        stopped = []
-        for _ in range(generator.randrange(3)):
-            self.end_at_some_time(self.start(*plan), generator, stopped)
-        # A process that was stopped in the middle of a plan still has the folder.
-        self.wake(stopped)
-        self.assertEqual(run_tool(*plan).returncode, 0)
-        for _ in range(generator.randrange(2, 7)):
-            if generator.random() < 0.35:
-                self.end_at_some_time(self.start("dsckpt", "commit", out), generator, stopped)
-                continue
-            workers = [self.start("dsckpt", "work", out, *generator.choice([[], ["--share", f"{share}/3"]]))
-                       for share in range(generator.randrange(1, 4))]
-            for worker in workers:
-                self.end_at_some_time(worker, generator, stopped)
-        # A committer that was stopped has the lock.
-        self.wake([each for each in stopped if "commit" in each.args])
-        stopped = [each for each in stopped if "commit" not in each.args]
-        both = [self.start("dsckpt", "commit", out) for _ in range(2)]
-        for each in both:
-            self.finish(each, (0, 2))
-        self.run_step("commit", out)
+        self.plan_among_losses(plan, generator, 0.06)
+        stopped = self.work_among_losses(out, generator.randrange(2, 7), generator, 0.25)
         committed = tree(out)
         self.assertTrue(committed == expected, "other bytes")
         late = self.start("dsckpt", "work", out)
@@ -650,12 +600,6 @@ class CampaignTest(StepsTest):
         shutil.rmtree(out)
 
     expected = {}
-
-    def wake(self, stopped, statuses=(0, 2, 4)):
-        for each in stopped:
-            each.send_signal(signal.SIGCONT)
-            self.finish(each, statuses)
-        stopped.clear()
 
 
 if __name__ == "__main__":

@@ -2,25 +2,21 @@
 
 STEPS_ROUNDS=N takes so many rounds of the campaign; STEPS_SEED chooses them.
 """
-import json
 import os
-import pathlib
 import random
 import signal
-import subprocess
 import time
 import unittest
 
-import large_checkpoint
 import tools
 from bucket_output_test import BucketOutputTest, tree
 from cli_common import STAGING
 from ranks import Ranks
+from step_processes import STEPS, StepProcesses
 from tools import filled
 
 ROUNDS = int(os.environ.get("STEPS_ROUNDS", "8"))
 SEED = int(os.environ.get("STEPS_SEED", "1"))
-STEPS = ("work", "commit", "steps", "abandon")
 COMMANDS = [["zero-to-fp32", "IN", "OUT"], ["zero-to-fp32", "IN", "OUT", "--safe-serialization"],
             ["zero-to-fp32", "IN", "OUT", "--zstd", "--max-shard-size", "3MB", "--verify-output"],
             ["to-dcp", "IN", "OUT", "--dp", "3"], ["to-universal", "IN", "OUT"], ["reshard", "IN", "OUT", "--dp", "3"],
@@ -29,22 +25,10 @@ COMMANDS = [["zero-to-fp32", "IN", "OUT"], ["zero-to-fp32", "IN", "OUT", "--safe
 setUpModule = tools.skip_without_object_stores
 
 
-class StoreStepsTest(BucketOutputTest):
+class StoreStepsTest(StepProcesses, BucketOutputTest):
 
     def large(self, elements=8 << 20):
-        folder = self.new_path("ckpt")
-        large_checkpoint.write_one(folder, elements)
-        return folder
-
-    def start(self, *words):
-        binary = pathlib.Path(os.environ["DSCKPT_BIN"]) / words[0]
-        return subprocess.Popen([str(binary), *map(str, words[1:])], env=self.environment, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-    def finish(self, process, statuses=(0,)):
-        out, err = process.communicate(timeout=120)
-        self.assertIn(process.returncode, statuses, err)
-        return out, err
+        return super().large(elements)
 
     def words_to_plan(self, command, source, url, folder):
         return [*filled(command, source, url), "--emit-plan", "--plan-in", folder, "--portions", "9"]
@@ -56,15 +40,6 @@ class StoreStepsTest(BucketOutputTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stdout.splitlines()[-1], f"{folder}/{STAGING}resume")
         return folder
-
-    def run_step(self, *words, status=0):
-        # Not tool(), which looks for what others still have in $TMPDIR.
-        process = self.start("dsckpt", *words)
-        out, err = self.finish(process, (status, ))
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
-
-    def state(self, path):
-        return json.loads(self.run_step("steps", path, "--json").stdout)["data"]["state"]
 
     def alone(self, command, source):
         """The files that one process makes in a folder and beside it; None if it refuses."""
@@ -106,7 +81,7 @@ class SameBytesTest(StoreStepsTest):
             done = self.tool(*each, "--only-share")
             self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual([path for path in self.written() if STAGING not in path], [])
-        self.assertEqual(self.state(folder), "complete")
+        self.assertEqual(self.state(folder)["state"], "complete")
         store.writes.clear()
         self.run_step("commit", folder)
         self.assert_written(store, expected)
@@ -187,11 +162,11 @@ class RepeatedTest(StoreStepsTest):
             self.assertIn("something else is planned there", other.stderr)
             for _ in range(2):
                 self.run_step("work", folder)
-                self.assertEqual(self.state(folder), "complete")
+                self.assertEqual(self.state(folder)["state"], "complete")
             for _ in range(2):
                 self.run_step("commit", folder)
                 self.run_step("work", folder)
-                self.assertEqual(self.state(folder), "committed")
+                self.assertEqual(self.state(folder)["state"], "committed")
                 self.run_step("abandon", folder)
                 self.assert_written(store, expected)
 
@@ -389,54 +364,20 @@ class CampaignTest(StoreStepsTest):
                     self.round(store, self.COMMANDS[index], source, expected[index],
                                random.Random(SEED * 100003 + number))
 
-    def end_at_some_time(self, process, generator, stopped):
-        """Kills it, stops it for good, or lets it end, after a while."""
-        fate = generator.choice(["kill", "kill", "stop", "end"])
-        try:
-            process.wait(generator.uniform(0.0, 0.4) if fate != "end" else 60)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGSTOP if fate == "stop" else signal.SIGKILL)
-            if fate == "stop":
-                return stopped.append(process)
-        process.communicate()
-
-    def wake(self, stopped, statuses=(0, 2, 4)):
-        for each in stopped:
-            each.send_signal(signal.SIGCONT)
-            self.finish(each, statuses)
-        stopped.clear()
-
     def round(self, store, command, source, expected, generator):
-        folder, stopped = self.new_path("plan"), []
-        plan = self.words_to_plan(command, source, "s3://models/new", folder)
-        for _ in range(generator.randrange(3)):
-            self.end_at_some_time(self.start(*plan), generator, stopped)
-        self.wake(stopped)
-        done = self.tool(*plan)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        folder = self.new_path("plan")
+        self.plan_among_losses(self.words_to_plan(command, source, "s3://models/new", folder), generator, 0.4)
         if generator.random() < 0.2:
+            stopped = []
             for _ in range(2):
                 self.end_at_some_time(self.start("dsckpt", generator.choice(["work", "commit"]), folder), generator,
-                                      stopped)
+                                      stopped, 0.4)
             self.wake(stopped)
-            if self.state(folder) != "committed":
+            if self.state(folder)["state"] != "committed":
                 self.run_step("abandon", folder)
                 self.assertEqual((store.uploads, self.written()), ({}, {}))
                 return
-        for _ in range(generator.randrange(1, 5)):
-            if generator.random() < 0.35:
-                self.end_at_some_time(self.start("dsckpt", "commit", folder), generator, stopped)
-                continue
-            workers = [self.start("dsckpt", "work", folder, *generator.choice([[], ["--share", f"{share}/3"]]))
-                       for share in range(generator.randrange(1, 4))]
-            for worker in workers:
-                self.end_at_some_time(worker, generator, stopped)
-        # A committer that was stopped has the lock.
-        self.wake([each for each in stopped if "commit" in each.args])
-        stopped = [each for each in stopped if "commit" not in each.args]
-        for each in [self.start("dsckpt", "commit", folder) for _ in range(2)]:
-            self.finish(each, (0, 2, 4))
-        self.run_step("commit", folder)
+        stopped = self.work_among_losses(folder, generator.randrange(1, 5), generator, 0.4, (0, 2, 4))
         self.assert_written(store, expected)
         self.wake(stopped, (0, 4))
         self.run_step("work", folder)
