@@ -40,12 +40,12 @@ enum class Beside : uint8_t {
   shards,     // and `latest`: people keep the model's own files beside a checkpoint
   optimizer,  // an optimizer's file too (StateKind::training), for who wants its states
 };
-// True if `path` is no checkpoint but weights: a file, or a folder with weights and no other part
-// of a checkpoint. With a tag it is a checkpoint.
+// True if `path` is not a checkpoint but weights: a file, or a folder with weights and no other
+// part of a checkpoint. With a tag it is a checkpoint.
 bool holds_only_weights(Folders& folders, const std::filesystem::path& path, const std::string& tag,
                         Beside beside);
 // The same where a checkpoint is expected: a file must have a name that weights have, and shards
-// are no weights.
+// are not weights.
 bool is_weights_input(Folders& folders, const std::filesystem::path& path, const std::string& tag,
                       Beside beside);
 

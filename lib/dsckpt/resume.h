@@ -94,11 +94,12 @@ class DSCKPT_EXPORT ResumePlan {
   void gather(std::span<const StorageRead> reads, bool check, Progress& progress) const;
 
   // The plan for another process, and what that one makes of it. It opens only the files that it
-  // gathers from, and they have to be the same there. encode() reads the tensors of one element, and
-  // throws as gather(); decode() throws CorruptError for other bytes.
+  // gathers from, and they have to be the same there. encode() reads the tensors of one element,
+  // and throws as gather(); decode() throws CorruptError for other bytes.
   std::string encode() const;
   static ResumePlan decode(std::string_view bytes);
-  // The buckets and web servers that it reads, "s3://bucket". Who decodes it has to open them.
+  // The buckets and web servers that it reads, "s3://bucket". The process that decodes it
+  // has to open them.
   std::set<std::string> sites() const;
 
   // Internal to the library.

@@ -521,7 +521,7 @@ Steps find_steps(const fs::path& path) {
 Steps find_planned(const fs::path& path) {
   Steps steps = find_steps(path);
   if (!steps.folder) {
-    throw UsageError(path.string() + ": nothing is planned there, and it is no output of steps")
+    throw UsageError(path.string() + ": nothing is planned there, and it is not an output of steps")
         .with_hint(
             "the tool's command with --emit-plan plans; give its output, or the folder that "
             "it prints");

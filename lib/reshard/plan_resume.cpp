@@ -105,8 +105,8 @@ std::string starts_of(const EngineFacts& engine) {
   return text;
 }
 
-// True if the engine's rank has other layers of `whole` than `world`, the same rank of the
-// checkpoint.
+// True if the engine's rank and `world`, which is that rank of the checkpoint, hold different
+// layers of `whole`.
 bool is_cut_elsewhere(const Checkpoint& whole, const Checkpoint& world, const EngineFacts& engine) {
   if (engine.stages.empty()) return false;
   const auto is_elsewhere = [&](const Param& param) {

@@ -32,8 +32,8 @@ ResumeStorages::ResumeStorages(std::shared_ptr<InputFiles> inputs,
   for (const FileId file : used) {
     const std::vector<FilePart>* parts = files_->parts(file);
     opened_.emplace(static_cast<FileId>(inputs_.size()), file);
-    inputs_.push_back({RankJob::Input::of((*files_)[file]),
-                       parts != nullptr ? *parts : std::vector<FilePart>()});
+    inputs_.push_back(
+        {RankJob::Input::of((*files_)[file]), parts != nullptr ? *parts : std::vector<FilePart>()});
   }
 }
 

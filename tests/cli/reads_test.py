@@ -8,7 +8,7 @@ from cli_common import CliTest
 TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
 SPLIT = TESTDATA / "model_parallel"
 
-# Their inputs are IN, and OUT is no folder yet.
+# Their inputs are IN; no folder is at OUT yet.
 TOOLS = [
     ("zero-to-fp32", "IN", "OUT", "--dry-run"),
     ("to-universal", "IN", "OUT", "--dry-run"),

@@ -249,7 +249,7 @@ class StatesTest(StepsTest):
     """Every command in every state: its status, and what it says. A committed output is no error, however often the
     command is given. A path where nothing was planned is one."""
     COMMAND = ["zero-to-fp32", "IN", "OUT"]
-    UNPLANNED = [(2, "nothing is planned there, and it is no output of steps")] * 4  # work, commit, steps, abandon
+    UNPLANNED = [(2, "nothing is planned there, and it is not an output of steps")] * 4  # work, commit, steps, abandon
     COMPLETE = [(0, "is complete: nothing is left to do"), (0, "is complete: nothing is left to do"), (0, "committed"),
                 (0, "is complete: nothing is left to be removed")]
 
