@@ -606,6 +606,7 @@ class LiveLoadTest(unittest.TestCase):
                 with serving(store) as endpoint, \
                      mock.patch.dict(os.environ, object_server.environment(endpoint)):
                     work = [(load, *made(load.in_ram(), scratch)) for load in loads]
+                    store.requests.clear()
                     port = free_port()
                     error = run_forked(compare_worker, scratch / "logs",
                                        [(rank, world, port, work, scratch) for rank in range(world)], timeout=TIMEOUT)
