@@ -341,7 +341,7 @@ void StagedOutput::commit(const Pointer& pointer, const CommitHelp& help) {
     take_back(IoError({.file = staging_->target.string()}, error.what(), 0));
   }
   note_failure(notes_, [&] { commit_->sync_published(); });
-  if (staging_->is_kept()) note_committed();
+  if (staging_->is_kept()) note_failure(notes_, [&] { note_committed(); });
   // The new names reach the disk before the folder that could restore them is removed.
   if (staging_->is_kept()) note_failure(notes_, [&] { staging_->all_at_once->sync(); });
   if (text && options_.durable) note_failure(notes_, [&] { text->sync_published(); });

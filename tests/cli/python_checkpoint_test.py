@@ -235,7 +235,7 @@ class PickleTest(CheckpointTest):
         (folder / "latest").write_text("global_step9")
         self.assertEqual(pickle.loads(sent).tag, tag.name)  # what latest named then
         cli_common.set_step(tag, 4)
-        with self.assertRaisesRegex(dsckpt.InconsistentError, "another checkpoint"):
+        with self.assertRaisesRegex(dsckpt.InconsistentError, "is not the checkpoint that was pickled"):
             pickle.loads(sent)
 
 

@@ -231,7 +231,7 @@ Damaged make(Defect defect) {
       return {zip + comment, ErrorKind::corrupt, "readers could take another one"};
     }
     case Defect::name_of_other_case: {
-      Damaged plain{testdata("stored.zip"), ErrorKind::corrupt, "for the same"};
+      Damaged plain{testdata("stored.zip"), ErrorKind::corrupt, "as the same"};
       size_t at = 0;
       while ((at = plain.bytes.find("top/two", at)) != std::string::npos) {
         plain.bytes.replace(at, 7, "top/ONE");
