@@ -7,9 +7,9 @@ import unittest
 ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
 PLURAL = r"(?:[a-z][\w-]* ){0,2}[A-Za-z][\w-]*s\b"
 # Words that end in an s and are not nouns.
-VERBS = {"adds", "appears", "as", "begins", "differs", "does", "ends", "exists", "fails", "gives", "has", "holds", "is",
-         "its", "makes", "names", "needs", "reads", "runs", "says", "stands", "starts", "takes", "than", "this", "was",
-         "whose"}
+VERBS = {"adds", "appears", "as", "begins", "differs", "does", "ends", "exists", "fails", "gives", "has", "holds",
+         "is", "its", "makes", "names", "needs", "reads", "runs", "says", "stands", "starts", "takes", "than",
+         "this", "was", "whose"}
 # A number as text, and the text behind it.
 INNER = r"[^()]"
 for _ in range(4):
