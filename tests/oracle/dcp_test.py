@@ -219,9 +219,9 @@ class DcpTest(OracleTest):
         # A set with the same parameters is another model.
         for number, (state, left_out, *asked) in enumerate((
                 ({"state": {"model": model, "optim": optim}}, ""),
-                ({"model": model, "optim": optim, "ema": other, "rng": torch.arange(3)}, "of other models", "model"),
+                ({"model": model, "optim": optim, "ema": other, "rng": torch.arange(3)}, "of different models", "model"),
                 ({"a": {"net": model, "optim": optim}, "b": {"scale": torch.ones(2)}}, "beside the model"),
-                ({"optimizer": optim, "state_dict": model, "averaged": other}, "of other models", "state_dict"),
+                ({"optimizer": optim, "state_dict": model, "averaged": other}, "of different models", "state_dict"),
                 (model | {f"param_groups.{name}.lr": 0.5 for name, _ in net.named_parameters()}, ""))):
             with self.subTest(keys=sorted(state)[:3]):
                 folder = self.scratch / f"dicts{number}"
