@@ -328,8 +328,8 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
               : file.archive->root();
       FoundTensors all = find_tensors(root_value);
       for (OpaqueTensor& opaque : all.opaque) {
-        weights.notes_.push_back("'" + printable(opaque.path) + "' is a tensor of a kind that is " +
-                                 "not read (" + opaque.kind + ")");
+        weights.notes_.push_back("'" + printable(opaque.path) +
+                                 "' is a tensor of an unsupported kind (" + opaque.kind + ")");
         weights.unread_.push_back(std::move(opaque));
       }
       for (const FoundTensor& found : all.tensors) {
