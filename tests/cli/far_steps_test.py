@@ -5,9 +5,6 @@ They make the bytes and reports of one process, and one of them lists the object
 BUCKETS=all takes every checkpoint of testdata and every command; without it, some take turns.
 """
 import json
-import os
-import pathlib
-import subprocess
 import unittest
 
 import large_checkpoint
@@ -17,6 +14,7 @@ from bucket_case import BucketCase
 from bucket_input_test import ALL, CONVERSIONS, TESTDATA, inputs
 from cli_common import STAGING, tree
 from ranks import Ranks
+from step_processes import StepProcesses
 from tools import filled
 from web_server import Site
 from web_server import serving as serving_web
@@ -31,27 +29,21 @@ def listings(store):
     return [path for _, path, _ in store.requests if "list-type=2" in path]
 
 
-class FarStepsTest(BucketCase):
+class FarStepsTest(StepProcesses, BucketCase):
 
-    def start(self, *words, **more):
-        binary = pathlib.Path(os.environ["DSCKPT_BIN"]) / words[0]
-        return subprocess.Popen([str(binary), *map(str, words[1:])], env=self.environment, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
-
-    def finish(self, processes, status=0):
-        for process in processes:
-            out, errors = process.communicate(timeout=120)
-            self.assertEqual(process.returncode, status, errors)
-            for secret in (object_server.KEY, object_server.SECRET, "dsckpt-bucket"):
-                self.assertNotIn(secret, out + errors)
-        return out, errors
+    def finish(self, process, statuses=(0,)):
+        done = super().finish(process, statuses)
+        for secret in (object_server.KEY, object_server.SECRET, "dsckpt-bucket"):
+            self.assertNotIn(secret, done.stdout + done.stderr)
+        return done
 
     def work(self, folder, workers, at_once):
         words = ["dsckpt", "work", folder, *([] if at_once else ["--only-share"]), "--share"]
         if at_once:
-            self.finish([self.start(*words, f"{number}/{workers}") for number in range(workers)])
+            for process in [self.start(*words, f"{number}/{workers}") for number in range(workers)]:
+                self.finish(process)
         for number in range(0 if at_once else workers):
-            self.finish([self.start(*words, f"{number}/{workers}")])
+            self.finish(self.start(*words, f"{number}/{workers}"))
 
     def alone(self, command, source):
         out = self.new_path("alone") / "out"
@@ -73,9 +65,8 @@ class FarStepsTest(BucketCase):
         self.work(place / "out", workers, at_once)
         if store:
             self.assertEqual(listings(store), listed)
-        state = json.loads(self.finish([self.start("dsckpt", "steps", place / "out", "--json")])[0])["data"]["state"]
-        self.assertEqual(state, "complete")
-        self.finish([self.start("dsckpt", "commit", place / "out")], status)
+        self.assertEqual(self.state(place / "out")["state"], "complete")
+        self.run_step("commit", place / "out", status=status)
         self.assertTrue(tree(place) == expected, "other bytes")
         return True
 
@@ -149,14 +140,14 @@ class FarStepsTest(BucketCase):
                     self.assertTrue(tree(place) == expected, "other bytes")
                     self.assertEqual(len(listings(store)) - between, between - before)
 
-    def large(self, stores):
+    def large_in(self, stores):
         source = stores / "models" / "ckpt"
         large_checkpoint.write_one(source, 8 << 20)
         return source
 
     def test_from_a_store_into_a_store(self):
         stores = self.new_path("stores")
-        source = self.large(stores)
+        source = self.large_in(stores)
         _, expected = self.alone(CONVERSIONS[0], source)
         with self.serve(stores) as store:
             for name in ("steps", "ranks"):
@@ -170,14 +161,14 @@ class FarStepsTest(BucketCase):
                     listed = listings(store)
                     self.work(folder, 2, True)
                     self.assertEqual(listings(store), listed)
-                    self.finish([self.start("dsckpt", "commit", folder)])
+                    self.run_step("commit", folder)
                 files = {path: data for path, data in tree(stores / "models" / name).items() if data is not None}
                 self.assertTrue(files == {path: data for path, data in expected.items() if data is not None})
                 self.assertEqual(store.uploads, {})
 
     def test_every_byte_is_read_about_once(self):
         stores = self.new_path("stores")
-        source = self.large(stores)
+        source = self.large_in(stores)
         size = sum(path.stat().st_size for path in source.rglob("*optim_states.pt"))
         with self.serve(stores) as store:
             out = self.new_path("place") / "out"
@@ -191,21 +182,21 @@ class FarStepsTest(BucketCase):
 
     def test_an_object_that_was_replaced_is_refused(self):
         stores = self.new_path("stores")
-        shard = next(self.large(stores).rglob("*optim_states.pt"))
+        shard = next(self.large_in(stores).rglob("*optim_states.pt"))
         with self.serve(stores) as store:
             place = self.new_path("place")
             place.mkdir()
             done = self.tool("zero-to-fp32", "s3://models/ckpt", place / "out", "--emit-plan")
             self.assertEqual(done.returncode, 0, done.stderr)
             store.changes[shard] = 1  # the same size and time
-            _, errors = self.finish([self.start("dsckpt", "work", place / "out")], status=4)
-            self.assertRegex(errors, f"{shard.name}: .*changed while it was being read")
-            self.finish([self.start("dsckpt", "abandon", place / "out")])
+            done = self.run_step("work", place / "out", status=4)
+            self.assertRegex(done.stderr, f"{shard.name}: .*changed while it was being read")
+            self.run_step("abandon", place / "out")
             self.assertEqual(list(place.iterdir()), [])
 
     def test_a_worker_without_credentials_says_so_and_another_goes_on(self):
         stores = self.new_path("stores")
-        self.large(stores)
+        self.large_in(stores)
         with self.serve(stores):
             place = self.new_path("place")
             place.mkdir()
@@ -213,11 +204,11 @@ class FarStepsTest(BucketCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             kept, self.environment = self.environment, {
                 name: value for name, value in self.environment.items() if name != "AWS_SECRET_ACCESS_KEY"}
-            self.finish([self.start("dsckpt", "work", place / "out")], status=4)
+            self.run_step("work", place / "out", status=4)
             self.environment = kept
             self.assertRegex(" ".join(path.name for path in place.iterdir()), STAGING)
             self.work(place / "out", 1, True)
-            self.finish([self.start("dsckpt", "commit", place / "out")])
+            self.run_step("commit", place / "out")
         self.assertEqual([path.name for path in place.iterdir()], ["out"])
 
 
