@@ -207,7 +207,7 @@ void ObjectReader::read_some(Object& object, uint64_t offset, std::span<std::byt
     const SharedBlock block = place.cache->get(
         place.begin,
         [&] {
-          auto made = std::make_shared<Block>(place.size);
+          auto made = std::make_shared<CachedBlock>(place.size);
           fetch(object, place.begin, made->bytes());
           return SharedBlock(made);
         },

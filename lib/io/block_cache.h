@@ -13,9 +13,9 @@
 namespace dsckpt {
 
 // Bytes that never change.
-class Block {
+class CachedBlock {
  public:
-  explicit Block(size_t size)
+  explicit CachedBlock(size_t size)
       : bytes_(std::make_unique_for_overwrite<std::byte[]>(size)), size_(size) {}
   std::span<std::byte> bytes() { return {bytes_.get(), size_}; }
   std::span<const std::byte> bytes() const { return {bytes_.get(), size_}; }
@@ -24,7 +24,7 @@ class Block {
   std::unique_ptr<std::byte[]> bytes_;
   size_t size_;
 };
-using SharedBlock = std::shared_ptr<const Block>;
+using SharedBlock = std::shared_ptr<const CachedBlock>;
 
 // The blocks of one file in the cache of the process. The cache holds 16 MiB, or the size given to
 // keep(), and 4 MiB more for each file, up to 256 MiB. The most recently used blocks stay. Any

@@ -57,7 +57,7 @@ void PackedFile::read_at(uint64_t offset, std::span<std::byte> out) {
       continue;
     }
     const SharedBlock block = cache_.get(frame, [&] {
-      auto made = std::make_shared<Block>(content);
+      auto made = std::make_shared<CachedBlock>(content);
       decode(frame, made->bytes());
       return made;
     });

@@ -198,7 +198,7 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
       read(skipped);
       continue;
     }
-    auto kept = std::make_shared<Block>(end - at);
+    auto kept = std::make_shared<CachedBlock>(end - at);
     read(kept->bytes());
     passed_.emplace_back(block, kept);
     while (passed_.size() > most) passed_.pop_front();

@@ -11,13 +11,15 @@
 #include <thread>
 #include <vector>
 
+#include "support/plan_tools.h"
+
 namespace dsckpt {
 namespace {
 
-constexpr size_t kMiB = 1 << 20;
+using test::kMiB;
 
 SharedBlock block_of(size_t size, uint8_t value = 1) {
-  auto block = std::make_shared<Block>(size);
+  auto block = std::make_shared<CachedBlock>(size);
   for (std::byte& byte : block->bytes().first(std::min<size_t>(size, 16))) byte = std::byte{value};
   return block;
 }
@@ -77,7 +79,7 @@ TEST(BlockCache, KeepsTheBlocksOfFilesApart) {
 }
 
 // The references in the cache besides its owner's.
-size_t cached_bytes(const std::vector<std::weak_ptr<const Block>>& blocks) {
+size_t cached_bytes(const std::vector<std::weak_ptr<const CachedBlock>>& blocks) {
   size_t sum = 0;
   for (const auto& block : blocks) {
     if (const SharedBlock there = block.lock()) sum += there->bytes().size();
@@ -87,7 +89,7 @@ size_t cached_bytes(const std::vector<std::weak_ptr<const Block>>& blocks) {
 
 TEST(BlockCache, HoldsSixteenMiBAndFourForEachFile) {
   BlockCache cache;
-  std::vector<std::weak_ptr<const Block>> blocks;
+  std::vector<std::weak_ptr<const CachedBlock>> blocks;
   size_t most = 0;
   for (uint64_t i = 0; i < 200; ++i) {
     blocks.push_back(cache.get(i, [] { return block_of(kMiB); }));
@@ -98,7 +100,7 @@ TEST(BlockCache, HoldsSixteenMiBAndFourForEachFile) {
   for (uint64_t i = 0; i < 200; ++i) EXPECT_EQ(blocks[i].expired(), i < 180) << i;
 
   std::vector<std::unique_ptr<BlockCache>> files;
-  std::vector<std::weak_ptr<const Block>> others;
+  std::vector<std::weak_ptr<const CachedBlock>> others;
   for (size_t file = 0; file < 100; ++file) {
     files.push_back(std::make_unique<BlockCache>());
     for (uint64_t i = 0; i < 8; ++i) {
@@ -118,7 +120,7 @@ TEST(BlockCache, KeepsWhatIsUsed) {
 }
 
 TEST(BlockCache, ForgetsTheBlocksOfAFileThatGoes) {
-  std::weak_ptr<const Block> block;
+  std::weak_ptr<const CachedBlock> block;
   BlockCache other;
   const SharedBlock kept = other.get(0, [] { return block_of(10); });
   {

@@ -302,7 +302,7 @@ TEST(ReadAhead, GivesUpAtOnce) {
 
 TEST(ReadAhead, TakesWhatIsInMemory) {
   Computed objects;
-  auto block = std::make_shared<Block>(1000);
+  auto block = std::make_shared<CachedBlock>(1000);
   std::ranges::copy(content(0, 5000, 1000), block->bytes().begin());
   objects.block = block;
   objects.block_begin = 5000;
