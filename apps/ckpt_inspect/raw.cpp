@@ -36,7 +36,7 @@ struct RawArguments {
 };
 
 // A parsed pickle, and the archive that it belongs to, if any.
-struct Opened {
+struct OpenedRecord {
   std::optional<TorchArchive> archive;
   pickle::Document own;
   std::string record;
@@ -52,9 +52,9 @@ const ZipEntry& record_of(const ZipReader& zip, const std::string& name) {
   throw UsageError("there is no record '" + name + "' in the zip");
 }
 
-Opened open_record(const InputFile& file, const ZipReader& zip, const std::string& record,
-                   uint64_t offset) {
-  Opened opened;
+OpenedRecord open_record(const InputFile& file, const ZipReader& zip, const std::string& record,
+                         uint64_t offset) {
+  OpenedRecord opened;
   const ZipEntry& entry = record_of(zip, record);
   const std::vector<std::byte> bytes = zip.read(entry);
   const size_t begin = std::min<uint64_t>(offset, bytes.size());
@@ -67,7 +67,7 @@ Opened open_record(const InputFile& file, const ZipReader& zip, const std::strin
 }
 
 // torch.distributed.checkpoint writes a zip for each value, one after the other.
-Opened open_value(const InputFile& file, FileId id, const RawArguments& args) {
+OpenedRecord open_value(const InputFile& file, FileId id, const RawArguments& args) {
   const std::vector<Extent> zips = zips_in_a_row(file, id);
   const auto zip = std::find_if(zips.begin(), zips.end(), [&](const Extent& each) {
     return each.offset == args.offset.value_or(0);
@@ -77,7 +77,7 @@ Opened open_value(const InputFile& file, FileId id, const RawArguments& args) {
                      args.record.empty() ? "data.pkl" : args.record, 0);
 }
 
-Opened open(const InputFiles& inputs, FileId id, const RawArguments& args) {
+OpenedRecord open(const InputFiles& inputs, FileId id, const RawArguments& args) {
   const InputFile& file = inputs[id];
   const bool is_zip = ZipReader::probe(file);
   if (is_zip && file.display().ends_with(".distcp")) return open_value(file, id, args);
@@ -85,7 +85,7 @@ Opened open(const InputFiles& inputs, FileId id, const RawArguments& args) {
     if (!is_zip) throw UsageError("--record is for zips");
     return open_record(file, ZipReader::open(file, id), args.record, args.offset.value_or(0));
   }
-  Opened opened;
+  OpenedRecord opened;
   if (!args.offset && (is_zip || torch_form(file) == TorchForm::pickles)) {
     opened.archive = TorchArchive::open(inputs, id);
     if (is_zip) {
@@ -116,7 +116,7 @@ std::vector<std::pair<std::string, GlobalClass>> classes_of(const pickle::Docume
   return classes;
 }
 
-void print_json(const Opened& opened, const pickle::Value& value, const std::string& file,
+void print_json(const OpenedRecord& opened, const pickle::Value& value, const std::string& file,
                 const RawArguments& args) {
   const TorchArchive* archive = opened.archive ? &*opened.archive : nullptr;
   std::cout << "{\"schema\":" << kJsonSchema
@@ -150,7 +150,7 @@ int raw(const cli::Common& common, const RawArguments& args) {
   refuse_folder(args.path);
   InputFiles inputs;
   const FileId id = inputs.add(args.path);
-  const Opened opened = open(inputs, id, args);
+  const OpenedRecord opened = open(inputs, id, args);
   const pickle::Value value = value_at(opened.document().root(), args.key);
   if (common.json) {
     print_json(opened, value, inputs[id].display(), args);

@@ -17,7 +17,7 @@
 namespace dsckpt {
 namespace {
 
-struct Arguments {
+struct ReshardArguments {
   std::string input;
   std::string output;
   SourceOptions source;
@@ -26,7 +26,7 @@ struct Arguments {
   cli::Common common;
 };
 
-void add_options(CLI::App& app, Arguments& args) {
+void add_options(CLI::App& app, ReshardArguments& args) {
   cli::add_checkpoint_options(app, "input", args.input, args.source);
   cli::output_path(
       app.add_option("output", args.output, "Folder for the new checkpoint, for DeepSpeed to load"))
@@ -118,7 +118,7 @@ void add_options(CLI::App& app, Arguments& args) {
                    "load_universal."}});
 }
 
-int convert(const CLI::App& app, Arguments& args) {
+int convert(const CLI::App& app, ReshardArguments& args) {
   args.source.optimizer_states = true;
   args.source.module_names = true;
   if (!args.source.weights_from.empty() && args.source.tag == "all") {
@@ -135,6 +135,6 @@ int convert(const CLI::App& app, Arguments& args) {
 
 constexpr cli::Tool kReshard{
     "reshard", "Native ZeRO shards for another number of GPUs, loaded by DeepSpeed with no flag.",
-    cli::run_tool<Arguments, add_options, convert>};
+    cli::run_tool<ReshardArguments, add_options, convert>};
 
 }  // namespace dsckpt

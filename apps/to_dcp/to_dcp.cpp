@@ -17,7 +17,7 @@
 namespace dsckpt {
 namespace {
 
-struct Arguments {
+struct ToDcpArguments {
   std::string input;
   std::string output;
   SourceOptions source;
@@ -46,7 +46,7 @@ std::optional<DType> type_called(const std::string& name) {
   return kTypes.at(name);
 }
 
-void add_options(CLI::App& app, Arguments& args) {
+void add_options(CLI::App& app, ToDcpArguments& args) {
   cli::add_checkpoint_options(app, "checkpoint", args.input, args.source);
   cli::output_path(app.add_option("output", args.output, "Folder for the checkpoint of torch"))
       ->type_name("DIR")
@@ -84,7 +84,7 @@ void add_options(CLI::App& app, Arguments& args) {
                                  "set_state_dict."}});
 }
 
-int convert(const CLI::App& app, Arguments& args) {
+int convert(const CLI::App& app, ToDcpArguments& args) {
   args.dcp.preset = preset_called(args.preset);
   args.dcp.dtype = type_called(args.dtype);
   args.source.optimizer_states = !args.dcp.weights_only;
@@ -97,6 +97,6 @@ int convert(const CLI::App& app, Arguments& args) {
 
 constexpr cli::Tool kToDcp{
     "to-dcp", "A DeepSpeed checkpoint as one of torch.distributed.checkpoint, for FSDP2.",
-    cli::run_tool<Arguments, add_options, convert>};
+    cli::run_tool<ToDcpArguments, add_options, convert>};
 
 }  // namespace dsckpt

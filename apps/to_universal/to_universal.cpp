@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kFolders = "to-universal INPUT OUTPUT, or --input-folder and --output-folder";
 
-struct Arguments {
+struct ToUniversalArguments {
   std::string input;
   std::string output;
   std::array<std::string, 2> folders;  // positional
@@ -38,7 +38,7 @@ struct Arguments {
   bool inject_missing_state = false;
 };
 
-void add_options(CLI::App& app, Arguments& args) {
+void add_options(CLI::App& app, ToUniversalArguments& args) {
   cli::input_path(
       app.add_option(
           "--input-folder", args.input,
@@ -99,7 +99,7 @@ void add_options(CLI::App& app, Arguments& args) {
 }
 
 // Sets the input and output that have no option from the positional arguments.
-void fill_folders(Arguments& args) {
+void fill_folders(ToUniversalArguments& args) {
   auto next = args.folders.begin();
   for (std::string* folder : {&args.input, &args.output}) {
     if (folder->empty() && next != args.folders.end()) *folder = std::move(*next++);
@@ -111,7 +111,7 @@ void fill_folders(Arguments& args) {
   if (args.output.empty()) throw UsageError("--output-folder is required").with_hint(kFolders);
 }
 
-int convert(const CLI::App& app, Arguments& args) {
+int convert(const CLI::App& app, ToUniversalArguments& args) {
   fill_folders(args);
   args.source.optimizer_states = true;
   args.source.module_names = true;
@@ -133,6 +133,6 @@ int convert(const CLI::App& app, Arguments& args) {
 constexpr cli::Tool kToUniversal{
     "to-universal",
     "A DeepSpeed ZeRO checkpoint as a Universal Checkpoint, for another number of GPUs.",
-    cli::run_tool<Arguments, add_options, convert>};
+    cli::run_tool<ToUniversalArguments, add_options, convert>};
 
 }  // namespace dsckpt

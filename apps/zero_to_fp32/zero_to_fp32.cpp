@@ -32,7 +32,7 @@
 namespace dsckpt {
 namespace {
 
-struct Arguments {
+struct ZeroToFp32Arguments {
   cli::Common common;
   std::string input;
   std::string output_dir;
@@ -73,7 +73,7 @@ DType type_in_config(const Source& source, const WeightsOptions& weights) {
       .with_hint("--hf-config DIR names the folder of one; or give the type, as --dtype bf16");
 }
 
-void add_options(CLI::App& app, Arguments& args) {
+void add_options(CLI::App& app, ZeroToFp32Arguments& args) {
   cli::add_checkpoint_options(app, "checkpoint_dir", args.input, args.source);
   cli::either_path(
       app.add_option("output_dir", args.output_dir,
@@ -189,7 +189,7 @@ void add_options(CLI::App& app, Arguments& args) {
 }
 
 // Moves the positional arguments to the checkpoints to average, except the output, which is last.
-std::vector<std::filesystem::path> take_averaged(Arguments& args) {
+std::vector<std::filesystem::path> take_averaged(ZeroToFp32Arguments& args) {
   std::vector<std::filesystem::path> paths{args.input};
   if (!args.output_dir.empty()) paths.emplace_back(args.output_dir);
   paths.insert(paths.end(), args.more.begin(), args.more.end());
@@ -207,7 +207,7 @@ std::vector<std::filesystem::path> take_averaged(Arguments& args) {
   return paths;
 }
 
-void check_combinations(const Arguments& args) {
+void check_combinations(const ZeroToFp32Arguments& args) {
   if (!args.average) {
     if (!args.more.empty()) {
       throw UsageError("'" + args.more.front() + "': there is one checkpoint and one output_dir")
@@ -244,7 +244,7 @@ void check_combinations(const Arguments& args) {
 }
 
 // Decides which configuration and tokenizer are copied.
-void take_companions(Arguments& args) {
+void take_companions(ZeroToFp32Arguments& args) {
   if (args.hf_config.empty() && !args.merge.empty() && args.merge != kOwnBase) {
     std::error_code failed;
     const std::filesystem::path base = args.merge;
@@ -270,7 +270,7 @@ void note_folder(const CLI::App& app, const cli::Common& common,
 
 // DeepSpeed's script writes names such as base_model.model.q_proj.lora_A.default.weight, which no
 // program loads.
-void refuse_adapter_as_it_is(const Checkpoint& checkpoint, const Arguments& args) {
+void refuse_adapter_as_it_is(const Checkpoint& checkpoint, const ZeroToFp32Arguments& args) {
   if (!args.weights.include.empty()) return;
   const std::string name = trained_adapter_tensor(checkpoint);
   if (name.empty()) return;
@@ -281,7 +281,7 @@ void refuse_adapter_as_it_is(const Checkpoint& checkpoint, const Arguments& args
           "writes the tensors under the names they have");
 }
 
-int convert_one(const CLI::App& app, Arguments& args,
+int convert_one(const CLI::App& app, ZeroToFp32Arguments& args,
                 const std::vector<std::filesystem::path>& averaged) {
   take_companions(args);
   Progress progress;
@@ -308,7 +308,7 @@ int convert_one(const CLI::App& app, Arguments& args,
   return cli::carry_out(app, args.common, job, output, args.run, progress);
 }
 
-int convert(const CLI::App& app, Arguments& args) {
+int convert(const CLI::App& app, ZeroToFp32Arguments& args) {
   std::vector<std::filesystem::path> averaged;
   if (args.average) averaged = take_averaged(args);
   check_combinations(args);
@@ -331,6 +331,6 @@ int convert(const CLI::App& app, Arguments& args) {
 
 constexpr cli::Tool kZeroToFp32{
     "zero-to-fp32", "Weights from a DeepSpeed ZeRO checkpoint, bit for bit what the engine held.",
-    cli::run_tool<Arguments, add_options, convert>};
+    cli::run_tool<ZeroToFp32Arguments, add_options, convert>};
 
 }  // namespace dsckpt

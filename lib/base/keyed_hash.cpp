@@ -8,19 +8,19 @@
 namespace dsckpt {
 namespace {
 
-struct Key {
+struct HashKey {
   uint64_t k0;
   uint64_t k1;
 };
 
-const Key& process_key() {
-  static const Key key{random_number(), random_number()};
+const HashKey& process_key() {
+  static const HashKey key{random_number(), random_number()};
   return key;
 }
 
 class SipHash13 {
  public:
-  explicit SipHash13(const Key& key)
+  explicit SipHash13(const HashKey& key)
       : v0_(key.k0 ^ 0x736f6d6570736575),
         v1_(key.k1 ^ 0x646f72616e646f6d),
         v2_(key.k0 ^ 0x6c7967656e657261),

@@ -35,8 +35,8 @@ constexpr size_t kLongestRequest = 64 << 10;
 constexpr size_t kPieceBytes = 1 << 20;
 constexpr size_t kLongestListing = size_t{1} << 30;
 
-enum Request : uint64_t { kList = 1, kRead = 2 };
-enum Status : uint64_t { kDone = 0, kFailed = 1 };
+enum Request : uint64_t { kList = 1, kReadPiece = 2 };
+enum Status : uint64_t { kDone = 0, kRefused = 1 };
 
 FileLook look_of(const struct stat& s) {
   return {.is_there = true,
@@ -111,7 +111,7 @@ std::string what_is_asked(const std::string& request, OpenFile& file) {
         answer.text(entry.path);
         write_look(answer, entry.look);
       }
-    } else if (what == kRead) {
+    } else if (what == kReadPiece) {
       const uint64_t size = reader.number();
       const auto modified = static_cast<int64_t>(reader.number());
       const uint64_t offset = reader.number();
@@ -122,7 +122,7 @@ std::string what_is_asked(const std::string& request, OpenFile& file) {
     return answer.take();
   } catch (const Error& error) {
     VarintWriter failure;
-    failure.number(kFailed);
+    failure.number(kRefused);
     failure.text(error.message());
     failure.number(static_cast<uint64_t>(error.errno_value()));
     return failure.take();
@@ -260,7 +260,7 @@ void FileClient::read(int rank, const fs::path& path, uint64_t size, int64_t mod
                       uint64_t offset, std::span<std::byte> out) {
   while (!out.empty()) {
     VarintWriter request;
-    request.number(kRead);
+    request.number(kReadPiece);
     request.text(path.native());
     request.number(size);
     request.number(static_cast<uint64_t>(modified));

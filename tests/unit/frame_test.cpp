@@ -14,6 +14,7 @@
 #include "support/defects.h"
 #include "support/expect_error.h"
 #include "support/packed_tools.h"
+#include "support/plan_tools.h"
 
 namespace dsckpt {
 namespace {
@@ -23,7 +24,7 @@ using test::kContents;
 using test::kLayouts;
 using test::make_content;
 
-constexpr size_t kMiB = 1 << 20;
+using test::kMiB;
 
 std::string encode(FrameEncoder& encoder, std::string_view content, PlaneLayout layout) {
   return std::string(as_text(encoder.encode(as_byte_span(content), layout)));

@@ -16,7 +16,7 @@
 namespace dsckpt {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
+using test::kMiB;
 constexpr uint64_t kTiB = uint64_t{1} << 40;  // more than any page cache takes at once
 
 void drop_from_cache(const std::filesystem::path& path) {

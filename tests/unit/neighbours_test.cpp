@@ -21,9 +21,9 @@ using Names = std::vector<std::string>;
 using Copies = std::map<std::string, std::string>;
 
 // A folder with a tag in it.
-class Folder {
+class TaggedFolder {
  public:
-  explicit Folder(const Names& files) {
+  explicit TaggedFolder(const Names& files) {
     fs::create_directory(path() / "tag");
     write("latest", "tag");
     write("tag/zero_pp_rank_0_mp_rank_00_optim_states.pt", "shard");
@@ -61,9 +61,9 @@ Copies copies(const Neighbours& neighbours, const fs::path& folder) {
 }
 
 TEST(Neighbours, AreTheFilesThatFrameworksKeepBesideTheShards) {
-  const Folder folder({"config.json", "zero_to_fp32.py", "model.safetensors", "trainer_state.json",
-                       "latest_universal", "logs/run/events.1", "logs/latest", "tag/notes.txt",
-                       "tag/layer_notes.pt"});
+  const TaggedFolder folder({"config.json", "zero_to_fp32.py", "model.safetensors",
+                             "trainer_state.json", "latest_universal", "logs/run/events.1",
+                             "logs/latest", "tag/notes.txt", "tag/layer_notes.pt"});
   const Neighbours found = folder.find(2, 3);
   EXPECT_EQ(destinations(found), (Names{"config.json", "logs/latest", "logs/run/events.1",
                                         "model.safetensors", "tag/layer_notes.pt", "tag/notes.txt",
@@ -75,7 +75,7 @@ TEST(Neighbours, AreTheFilesThatFrameworksKeepBesideTheShards) {
 }
 
 TEST(Neighbours, AreNotOtherCheckpoints) {
-  const Folder folder(
+  const TaggedFolder folder(
       {"global_step2/mp_rank_00_model_states.pt", "global_step2/notes.txt",
        "global_step2_universal/zero/w/fp32.pt", "global_step2_universal/mp_rank_00_model_states.pt",
        "zero/w/fp32.pt", ".dsckpt-staging-abc123/config.json", "tag/zero/w/fp32.pt",
@@ -88,7 +88,7 @@ TEST(Neighbours, AreNotOtherCheckpoints) {
 }
 
 TEST(Neighbours, OfANamedTagFolderAreInThatFolderOnly) {
-  const Folder folder({"config.json", "rng_state_0.pth", "tag/notes.txt"});
+  const TaggedFolder folder({"config.json", "rng_state_0.pth", "tag/notes.txt"});
   const fs::path tag = folder.path() / "tag";
   for (const fs::path& named : {tag, tag / "", tag / "."}) {
     const Neighbours found = find_neighbours({named, tag, "tag"}, 2, 3);
@@ -98,7 +98,8 @@ TEST(Neighbours, OfANamedTagFolderAreInThatFolderOnly) {
 }
 
 TEST(Neighbours, OfATagInsideFoldersKeepItsPath) {
-  const Folder folder({"config.json", "runs/a/mp_rank_00_model_states.pt", "runs/a/notes.txt"});
+  const TaggedFolder folder(
+      {"config.json", "runs/a/mp_rank_00_model_states.pt", "runs/a/notes.txt"});
   EXPECT_EQ(copies(find_neighbours({folder.path(), folder.path() / "runs/a", "runs/a"}, 2, 3),
                    folder.path()),
             (Copies{{"config.json", "config.json"}, {"runs/a/notes.txt", "runs/a/notes.txt"}}));
@@ -107,7 +108,7 @@ TEST(Neighbours, OfATagInsideFoldersKeepItsPath) {
 TEST(Neighbours, FollowLinksToFilesOfTheCheckpointOnly) {
   const std::string kLeftOut =
       " is a link out of the checkpoint and is left out; --follow-links copies it";
-  const Folder folder({"config.json"});
+  const TaggedFolder folder({"config.json"});
   const test::TempFolder elsewhere;
   elsewhere.write("file", "elsewhere");
   fs::create_symlink(folder.path() / "config.json", folder.path() / "link.json");
@@ -139,7 +140,7 @@ TEST(Neighbours, FollowLinksToFilesOfTheCheckpointOnly) {
 }
 
 TEST(Neighbours, MayLieBesideALinkedTag) {
-  const Folder shards({"tag/notes.txt"});
+  const TaggedFolder shards({"tag/notes.txt"});
   const test::TempFolder folder;
   folder.write("latest", "tag");
   folder.write("config.json", "{}");
@@ -150,14 +151,14 @@ TEST(Neighbours, MayLieBesideALinkedTag) {
 }
 
 TEST(Neighbours, DoNotIncludeFoldersOfTheTag) {
-  const Folder folder({"tag/logs/a.txt", "tag/offloaded_tensors/rank00/0_1.tensor.swp"});
+  const TaggedFolder folder({"tag/logs/a.txt", "tag/offloaded_tensors/rank00/0_1.tensor.swp"});
   const Neighbours found = folder.find(1, 2);
   EXPECT_EQ(found.files, std::vector<Neighbour>());
   EXPECT_EQ(found.notes, (Names{"tag/logs is a folder beside the shards and is left out"}));
 }
 
 TEST(Neighbours, KeepTheTrainersRandomStatesOfRanksThatStay) {
-  const Folder folder({"rng_state_0.pth", "rng_state_1.pth"});
+  const TaggedFolder folder({"rng_state_0.pth", "rng_state_1.pth"});
   const Neighbours more = folder.find(2, 8);
   EXPECT_EQ(destinations(more), (Names{"rng_state_0.pth", "rng_state_1.pth"}));
   EXPECT_EQ(more.notes, (Names{"ranks 2 to 7 have no RNG state and start with a fresh one"}));
@@ -166,7 +167,8 @@ TEST(Neighbours, KeepTheTrainersRandomStatesOfRanksThatStay) {
             (Names{"rank 2 has no RNG state and starts with a fresh one"}));
   EXPECT_EQ(folder.find(2, 2).notes, Names());
 
-  const Folder four({"rng_state_0.pth", "rng_state_1.pth", "rng_state_2.pth", "rng_state_3.pth"});
+  const TaggedFolder four(
+      {"rng_state_0.pth", "rng_state_1.pth", "rng_state_2.pth", "rng_state_3.pth"});
   const Neighbours fewer = four.find(4, 2);
   EXPECT_EQ(destinations(fewer), (Names{"rng_state_0.pth", "rng_state_1.pth"}));
   EXPECT_EQ(fewer.notes, (Names{"the RNG states of ranks 2 to 3 are left out"}));
@@ -174,38 +176,39 @@ TEST(Neighbours, KeepTheTrainersRandomStatesOfRanksThatStay) {
 }
 
 TEST(Neighbours, RenameTheTrainersRandomStateOfOneRank) {
-  const Folder one({"rng_state.pth"});
+  const TaggedFolder one({"rng_state.pth"});
   const Neighbours more = one.find(1, 3);
   EXPECT_EQ(copies(more, one.path()), (Copies{{"rng_state_0.pth", "rng_state.pth"}}));
   EXPECT_EQ(more.notes, (Names{"ranks 1 to 2 have no RNG state and start with a fresh one"}));
   EXPECT_EQ(copies(one.find(1, 1), one.path()), (Copies{{"rng_state.pth", "rng_state.pth"}}));
 
-  const Folder two({"rng_state_0.pth", "rng_state_1.pth"});
+  const TaggedFolder two({"rng_state_0.pth", "rng_state_1.pth"});
   const Neighbours fewer = two.find(2, 1);
   EXPECT_EQ(copies(fewer, two.path()), (Copies{{"rng_state.pth", "rng_state_0.pth"}}));
   EXPECT_EQ(fewer.notes, (Names{"the RNG state of rank 1 is left out"}));
 }
 
 TEST(Neighbours, KeepAcceleratesRandomStates) {
-  const Folder one({"random_states_0.pkl"});
+  const TaggedFolder one({"random_states_0.pkl"});
   const Neighbours more = one.find(1, 2);
   EXPECT_EQ(destinations(more), (Names{"random_states_0.pkl"}));
   EXPECT_EQ(more.notes, (Names{"rank 1 has no RNG state and starts with a fresh one"}));
 
-  const Folder three({"random_states_0.pkl", "random_states_1.pkl", "random_states_2.pkl"});
+  const TaggedFolder three({"random_states_0.pkl", "random_states_1.pkl", "random_states_2.pkl"});
   const Neighbours fewer = three.find(3, 1);
   EXPECT_EQ(destinations(fewer), (Names{"random_states_0.pkl"}));
   EXPECT_EQ(fewer.notes, (Names{"the RNG states of ranks 1 to 2 are left out"}));
 }
 
 TEST(Neighbours, NameEveryRankWithoutRandomState) {
-  const Folder folder({"rng_state_1.pth", "rng_state_3.pth"});
+  const TaggedFolder folder({"rng_state_1.pth", "rng_state_3.pth"});
   EXPECT_EQ(folder.find(4, 7).notes,
             (Names{"ranks 0, 2, 4 to 6 have no RNG state and start with a fresh one"}));
 }
 
 TEST(Neighbours, DoNotTakeRandomStatesOfAnotherRun) {
-  const Folder folder({"rng_state.pth", "rng_state_0.pth", "rng_state_1.pth", "rng_state_5.pth"});
+  const TaggedFolder folder(
+      {"rng_state.pth", "rng_state_0.pth", "rng_state_1.pth", "rng_state_5.pth"});
   const Neighbours found = folder.find(2, 8);
   EXPECT_EQ(destinations(found), (Names{"rng_state_0.pth", "rng_state_1.pth"}));
   EXPECT_EQ(found.notes,
@@ -219,7 +222,7 @@ TEST(Neighbours, DoNotTakeRandomStatesOfAnotherRun) {
 TEST(Neighbours, TakeOnlyNumbersForRanks) {
   const Names files{"random_states_.pkl", "rng_state_-1.pth",          "rng_state_0.pt",
                     "rng_state_00.pth",   "rng_state_99999999999.pth", "rng_state_x.pth"};
-  EXPECT_EQ(destinations(Folder(files).find(2, 2)), files);
+  EXPECT_EQ(destinations(TaggedFolder(files).find(2, 2)), files);
 }
 
 TEST(Neighbours, OfHuggingFaceCheckpoints) {
@@ -241,7 +244,7 @@ TEST(Neighbours, OfHuggingFaceCheckpoints) {
 }
 
 TEST(Neighbours, AreCopiedByteForByte) {
-  const Folder folder({"config.json", "rng_state.pth", "logs/run/events.1"});
+  const TaggedFolder folder({"config.json", "rng_state.pth", "logs/run/events.1"});
   folder.write("empty.txt", "");
   const auto inputs = std::make_shared<InputFiles>();
   PlanBuilder plan;

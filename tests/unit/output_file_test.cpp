@@ -33,7 +33,7 @@ using test::read_all;
 using test::TempFolder;
 
 constexpr uint64_t kPage = OutputFile::kDirectBlock;
-constexpr uint64_t kMiB = 1 << 20;
+using test::kMiB;
 
 TEST(OutputFile, WritesByPositionInAnyOrder) {
   const TempFolder folder;

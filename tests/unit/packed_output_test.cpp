@@ -17,6 +17,7 @@
 #include "support/expect_error.h"
 #include "support/packed_tools.h"
 #include "support/plan_runner.h"
+#include "support/plan_tools.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {
@@ -27,7 +28,7 @@ using test::Content;
 using test::read_all;
 using test::TempFolder;
 
-constexpr uint64_t kMiB = 1 << 20;
+using test::kMiB;
 
 // Files of any size in memory. A byte that is written twice, or never, throws.
 class GrowingSink : public Sink {

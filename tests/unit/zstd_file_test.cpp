@@ -17,6 +17,7 @@
 #include "support/defects.h"
 #include "support/expect_error.h"
 #include "support/packed_tools.h"
+#include "support/plan_tools.h"
 
 namespace dsckpt {
 namespace {
@@ -25,7 +26,7 @@ using test::Content;
 using test::make_content;
 using test::read_content;
 
-constexpr size_t kMiB = 1 << 20;
+using test::kMiB;
 
 struct FrameOptions {
   bool content_size = true;

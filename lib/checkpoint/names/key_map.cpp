@@ -53,7 +53,7 @@ std::optional<Part> number_at(std::string_view text, size_t& at) {
   return part;
 }
 
-std::vector<Part> parts_of(std::string_view text) {
+std::vector<Part> replacement_parts(std::string_view text) {
   std::vector<Part> parts(1);
   for (size_t at = 0; at < text.size();) {
     std::optional<Part> found;
@@ -219,7 +219,7 @@ void KeyMap::Rule::read(std::string_view left, std::string_view right) {
         std::min(fewest_groups, static_cast<size_t>(compiled.NumberOfCapturingGroups()));
   }
   for (const std::string& replacement : replacements) {
-    to.push_back(parts_of(replacement));
+    to.push_back(replacement_parts(replacement));
     for (const Part& part : to.back()) {
       if (part.group.value_or(0) <= fewest_groups) continue;
       throw UsageError(origin + ": there is no group \\" + std::to_string(*part.group));
