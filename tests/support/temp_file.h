@@ -49,7 +49,11 @@ class TempFolder {
 inline std::string read_all(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::runtime_error("cannot read " + path.string());
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::string content(std::filesystem::file_size(path), '\0');
+  if (!file.read(content.data(), static_cast<std::streamsize>(content.size()))) {
+    throw std::runtime_error("cannot read " + path.string());
+  }
+  return content;
 }
 
 }  // namespace dsckpt::test
