@@ -1,11 +1,14 @@
 // The files of a pipeline's layers, and of experts, for other tensor-parallel ranks.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/regrid.h"
 #include "plan/copy_plan.h"
+#include "plan/tensor_source.h"
 #include "reshard/copies.h"
 
 namespace dsckpt {
@@ -20,5 +23,10 @@ void lay_out_grid_layers(PlanBuilder& plan, const Regrid& grid, std::optional<DT
 // checkpoint's.
 void lay_out_grid_experts(PlanBuilder& plan, const Regrid& grid, const RankFreeFiles& files,
                           std::optional<DType> param_dtype, const std::string& folder);
+
+// The tensors that both write for new tensor-parallel rank `tp_rank`, by their names in the model.
+KeyedMap<std::string, TensorSource> grid_tensors(const Regrid& grid, const RankFreeFiles& files,
+                                                 std::optional<DType> param_dtype,
+                                                 uint32_t tp_rank);
 
 }  // namespace dsckpt

@@ -5,14 +5,12 @@
 #include <utility>
 
 #include "base/text.h"
-#include "checkpoint/experts.h"
 #include "checkpoint/find/tag_folder.h"
 #include "checkpoint/regrid.h"
 #include "checkpoint/renamed.h"
 #include "checkpoint/weights.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/engine_config.h"
-#include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
 #include "dsckpt/reshard.h"
@@ -24,6 +22,7 @@
 #include "reshard/copies.h"
 #include "reshard/files.h"
 #include "reshard/grid_files.h"
+#include "reshard/refusals.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -155,18 +154,6 @@ void lay_out_world(const Checkpoint& world, const TargetOptions& options, PlanBu
   const auto groups = lay_out_shards(plan, world, report.target, report.tag, notes);
   report.groups.insert(report.groups.end(), groups.begin(), groups.end());
   report.target.groups.clear();  // they belong to `world`
-}
-
-// The experts of a tensor-parallel rank are others than those of the next. The files call them
-// replicated, and each describes only its own, so they cannot be cut rank by rank.
-void refuse_folded(const Checkpoint& source) {
-  if (source.files().model.empty()) return;  // weights, and other frameworks' checkpoints
-  const CheckpointFile& file = source.files().model.front();
-  if (!is_folded(file.archive->root())) return;
-  throw UnsupportedError({.file = file.path.string(), .member = std::string(keys::kFolding)},
-                         "says that AutoEP is folded with tensor parallelism, which is "
-                         "not resharded")
-      .with_hint("to-universal reads it");
 }
 
 // The grid of a checkpoint that the new run has saved has to be that of the result.

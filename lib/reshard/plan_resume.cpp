@@ -12,7 +12,6 @@
 #include "base/keyed_hash.h"
 #include "base/text.h"
 #include "base/varint.h"
-#include "checkpoint/experts.h"
 #include "checkpoint/pipeline_layers.h"
 #include "checkpoint/regrid.h"
 #include "dsckpt/error.h"
@@ -26,6 +25,7 @@
 #include "reshard/files.h"
 #include "reshard/live_entries.h"
 #include "reshard/live_run.h"
+#include "reshard/refusals.h"
 #include "reshard/resume_storages.h"
 #include "reshard/run_facts.h"
 
@@ -69,9 +69,6 @@ void refuse_what_no_engine_loads(const Checkpoint& checkpoint) {
     throw unassigned_states(checkpoint);
 }
 
-constexpr const char* kHint =
-    "reshard, or to-universal, makes a checkpoint that DeepSpeed itself loads";
-
 // The rows of the vocabulary in the engine, with padding for its ranks.
 std::optional<int64_t> padded_vocab_size(const Checkpoint& whole, const EngineFacts& engine) {
   for (const EngineTensor& tensor : engine.tensors) {
@@ -82,18 +79,8 @@ std::optional<int64_t> padded_vocab_size(const Checkpoint& whole, const EngineFa
   return std::nullopt;
 }
 
-bool has_layers(const Checkpoint& checkpoint) {
-  return !layers_with_files(checkpoint).empty();
-}
-
-bool has_experts(const Checkpoint& checkpoint) {
-  const std::vector<Param>& params = checkpoint.params();
-  return std::any_of(params.begin(), params.end(),
-                     [](const Param& param) { return parse_expert_name(param.name).has_value(); });
-}
-
-std::string grid_text(uint32_t pp, uint32_t tp) {
-  return counted(pp, "pipeline stage") + " and " + counted(tp, "tensor-parallel rank");
+bool is_pipeline(const Checkpoint& checkpoint) {
+  return checkpoint.facts().mesh.pp > 1 || !layers_with_files(checkpoint).empty();
 }
 
 // As GridOptions::stages says them.
@@ -123,12 +110,6 @@ bool is_cut_elsewhere(const Checkpoint& whole, const Checkpoint& world, const En
          std::any_of(engine.tensors.begin(), engine.tensors.end(), is_missing);
 }
 
-std::string layers_text(const std::set<uint32_t>& layers) {
-  std::string text;
-  for (const uint32_t layer : layers) text += (text.empty() ? "" : ", ") + std::to_string(layer);
-  return (layers.size() == 1 ? "layer " : "layers ") + text;
-}
-
 // An mp rank's part of a checkpoint.
 struct PartOfRank {
   std::shared_ptr<const Checkpoint> whole;
@@ -139,23 +120,24 @@ struct PartOfRank {
       : whole(std::move(source)) {
     const CheckpointFacts& facts = whole->facts();
     if (!facts.model_parallel && !is_split(engine)) return;
+    const Where where{.file = whole->tag_folder().string()};
     if (facts.is_universal() || facts.is_foreign()) {
-      refuse(
+      throw UnsupportedError(
+          where,
           "is universal or of another framework: it is not loaded into an engine whose model is "
-          "split over ranks or files, nor is a split model of it");
+          "split over ranks or files, nor is a split model of it")
+          .with_hint("reshard, or to-universal, makes a checkpoint that DeepSpeed itself loads");
     }
+    refuse_folded(*whole);
     if (facts.mesh.tp == engine.tp && facts.mesh.pp == stages_of(engine)) {
       if (!facts.model_parallel) return;
       world.emplace(whole->world(engine.mp_rank));
       if (!is_cut_elsewhere(*whole, *world, engine)) return;
-      if (facts.zero_stage == 0) refuse_other_layers(engine);
     }
-    const bool is_pipeline = !engine.stages.empty();
-    if (facts.zero_stage == 0 || is_pipeline != has_layers(*whole) ||
-        (facts.mesh.tp != engine.tp && (is_pipeline || has_experts(*whole)))) {
-      refuse("is of stage " + std::to_string(facts.zero_stage) + " with " +
-             grid_text(facts.mesh.pp, facts.mesh.tp) + ", and the engine has " +
-             grid_text(stages_of(engine), engine.tp) + ": it is not cut anew while loading");
+    if (is_pipeline(*whole) == engine.stages.empty()) {
+      throw InconsistentError(where, is_pipeline(*whole)
+                                         ? "is of a pipeline, and the engine is none"
+                                         : "is not of a pipeline, and the engine is one");
     }
     GridOptions options{.pp = stages_of(engine), .tp = engine.tp, .stages = starts_of(engine)};
     if (facts.mesh.tp != engine.tp) options.padded_vocab_size = padded_vocab_size(*whole, engine);
@@ -163,21 +145,6 @@ struct PartOfRank {
     world.emplace(grid->world(engine.mp_rank));
   }
 
-  [[noreturn]] void refuse_other_layers(const EngineFacts& engine) const {
-    std::set<uint32_t> here;
-    std::set<uint32_t> there;
-    const auto add = [](std::set<uint32_t>& layers, const std::string& name) {
-      if (const auto layer = layer_number(name)) layers.insert(*layer);
-    };
-    for (const EngineTensor& tensor : engine.tensors) add(here, tensor.name);
-    for (const Param& param : world->params()) add(there, param.name);
-    refuse("is of stage 0 and has " + layers_text(there) + " in pipeline stage " +
-           std::to_string(engine.mp_rank / engine.tp) + ", where the engine has " +
-           layers_text(here) + ": it is not cut anew while loading");
-  }
-  [[noreturn]] void refuse(const std::string& why) const {
-    throw UnsupportedError({.file = whole->tag_folder().string()}, why).with_hint(kHint);
-  }
   const Checkpoint& operator*() const { return world ? *world : *whole; }
 };
 
@@ -336,7 +303,8 @@ struct ResumePlans::Impl {
         checkpoint(*part),
         run(engine, checkpoint, *inputs),
         target(target_for(engine, run, checkpoint, notes)),
-        entries(*inputs, *part.whole, checkpoint, engine, target),
+        entries(*inputs, *part.whole, checkpoint, part.grid ? &*part.grid : nullptr, engine,
+                target),
         files(checkpoint, target) {
     if (part.grid) {
       notes.insert(notes.begin(), part.grid->notes().begin(), part.grid->notes().end());

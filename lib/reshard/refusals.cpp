@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "checkpoint/experts.h"
 #include "deepspeed/keys.h"
 #include "reshard/group_checks.h"
 #include "reshard/optimizer_checks.h"
@@ -378,6 +379,18 @@ void refuse(const Choice& choice, Step step) {
     std::string text = found->text.empty() ? row.text(choice) : std::move(found->text);
     raise(Error(row.kind, std::move(where), std::move(text)), row.hint);
   }
+}
+
+// The experts of a tensor-parallel rank are others than those of the next. The files call them
+// replicated, and each describes only its own, so they cannot be cut rank by rank.
+void refuse_folded(const Checkpoint& source) {
+  if (source.files().model.empty()) return;  // weights, and other frameworks' checkpoints
+  const CheckpointFile& file = source.files().model.front();
+  if (!is_folded(file.archive->root())) return;
+  throw UnsupportedError({.file = file.path.string(), .member = std::string(keys::kFolding)},
+                         "says that AutoEP is folded with tensor parallelism, which is "
+                         "not resharded")
+      .with_hint("to-universal reads it");
 }
 
 }  // namespace dsckpt

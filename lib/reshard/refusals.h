@@ -6,6 +6,7 @@
 #include <string>
 #include <type_traits>
 
+#include "checkpoint/checkpoint.h"
 #include "dsckpt/error.h"
 #include "reshard/choice.h"
 #include "reshard/found.h"
@@ -76,5 +77,8 @@ std::span<const Refusal> refusals();
 
 // Throws the error of the first row for `step` whose condition holds.
 void refuse(const Choice& choice, Step step);
+
+// Throws UnsupportedError for AutoEP folded with tensor parallelism.
+void refuse_folded(const Checkpoint& source);
 
 }  // namespace dsckpt
