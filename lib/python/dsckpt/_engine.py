@@ -205,11 +205,8 @@ WRAPPERS = {
 RELEASES = ("0.14.", "0.15.", "0.16.", "0.17.", "0.18.", "0.19.")  # of DeepSpeed that this table covers
 
 
-def why_unknown(engine, states):
-    """Why DeepSpeed itself must load this engine; None if the table has the places of its tensors.
-
-    states: whether the optimizer's are loaded, too.
-    """
+def why_unknown(engine):
+    """Why DeepSpeed itself must load this engine; None if the table has the places of its tensors."""
     import deepspeed
     optimizer = engine.optimizer
     for attribute in ("checkpoint_engine", "_get_all_ckpt_names", "_get_ckpt_name", "load_module_state_dict"):
@@ -222,13 +219,10 @@ def why_unknown(engine, states):
         theirs = getattr(type(engine.module), "load_state_dir", None) is PipelineModule.load_state_dir
         if type(engine).__name__ != "PipelineEngine" or not theirs:
             return "pipelines with a loader of their own are not loaded directly"
-    if has_experts(engine):
-        if is_pipeline(engine) or engine.mp_world_size != 1:
-            return "models with experts that are also split otherwise are not loaded directly"
-        if not engine.zero_optimization():
-            return "models with experts are not loaded directly at stage 0"
-        if engine.zero_optimization_partition_weights() and not states:
-            return "models with experts are not loaded directly at stage 3 without optimizer states"
+    if has_experts(engine) and not engine.zero_optimization():
+        return "the model has experts, whose optimizers are in files of their own at stage 0"
+    if getattr(getattr(engine, "_autoep_folding_spec", None), "tp_size", 1) > 1:
+        return "AutoEP is folded with tensor parallelism, which is not resharded"
     if optimizer is None or not hasattr(optimizer, "param_groups"):
         return "the engine has no optimizer"
     if _wrapper_name(engine) not in WRAPPERS:
@@ -261,7 +255,7 @@ def expert_ranks(tensor):
 
 def left_alone(engine):
     """The names of tensors that a pipeline's own load does not change: in further copies of a tied layer."""
-    if not is_pipeline(engine):
+    if not is_pipeline(engine) or has_experts(engine):
         return set()
     module = engine.module
     loaded = [tensor for layer in module.forward_funcs if hasattr(layer, "load_state_dict")

@@ -49,7 +49,7 @@ def load_checkpoint(engine,
            "load_lr_scheduler_states": load_lr_scheduler_states, "load_module_only": load_module_only}  # fmt: skip
     states = load_optimizer_states and not load_module_only
     why = "only DeepSpeed itself calls custom_load_fn" if custom_load_fn is not None else \
-        _engine.why_unknown(engine, states)
+        _engine.why_unknown(engine)
     if why is not None:
         return _by_deepspeed(engine, path, tag, why, {**own, "custom_load_fn": custom_load_fn})
     place = _planning.Place(path, tag, tuple(roots), model, tuple(tp_rules))
