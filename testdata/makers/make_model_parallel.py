@@ -140,6 +140,8 @@ CASES = [
     Case("autoep2_dp4_z3_fp32", "autoep", 3, dp=4, ep=2, note="zero3_partitioned experts"),
     Case("autoep2_autotp2_z1_fp32", "autoep", 1, tp=2, dp=2, ep=2, note="AutoEP folded with AutoTP"),
 ]
+# Not in testdata.
+MORE_CASES = [Case("moe_ep2_pp2_dp2_z1_bf16", "pipeline_moe", 1, "bf16", pp=2, dp=2, ep=2)]
 
 
 @dataclasses.dataclass
@@ -729,12 +731,12 @@ def build_autotp(case: Case, seed: int, weights: int, rank: int) -> Run:
     return Run(engine, step_of(engine, case, seed, dp_rank, forward), tp=tp_rank, dp=dp_rank)
 
 
-def build_moe(case: Case, seed: int, weights: int, rank: int) -> Run:
-    """DeepSpeed's own mixture of experts; the client groups the parameters itself."""
+def mixture(case: Case, hidden: int):
+    """DeepSpeed's own mixture of experts."""
     import torch
     from deepspeed.moe.layer import MoE
     from torch import nn
-    hidden, inner, local = 8, 12, EXPERTS // case.ep
+    inner = 12
 
     class Expert(nn.Module):
 
@@ -746,18 +748,23 @@ def build_moe(case: Case, seed: int, weights: int, rank: int) -> Run:
         def forward(self, x):
             return self.down(torch.tanh(self.up(x)))
 
-    def mixture():
-        return MoE(hidden_size=hidden, expert=Expert(), num_experts=EXPERTS, ep_size=case.ep, k=1, use_rts=False,
-                   min_capacity=4, capacity_factor=4.0, eval_capacity_factor=4.0)
+    return MoE(hidden_size=hidden, expert=Expert(), num_experts=EXPERTS, ep_size=case.ep, k=1, use_rts=False,
+               min_capacity=4, capacity_factor=4.0, eval_capacity_factor=4.0)
+
+
+def build_moe(case: Case, seed: int, weights: int, rank: int) -> Run:
+    """The client groups the parameters itself."""
+    from torch import nn
+    hidden = 8
 
     class Net(nn.Module):
 
         def __init__(self):
             super().__init__()
             self.embed = nn.Embedding(VOCABULARY, hidden)
-            self.moe_a = mixture()
+            self.moe_a = mixture(case, hidden)
             self.mid = nn.Linear(hidden, hidden)
-            self.moe_b = mixture()
+            self.moe_b = mixture(case, hidden)
             self.out = nn.Linear(hidden, VOCABULARY)
 
         def forward(self, tokens, targets):
@@ -768,9 +775,34 @@ def build_moe(case: Case, seed: int, weights: int, rank: int) -> Run:
 
     ep_rank = rank // (case.dp // case.ep) if case.config.get(*DATA_FIRST) else rank % case.ep
     model = Net()
-    fill(model, weights, global_expert_name(ep_rank, local))
+    fill(model, weights, global_expert_name(ep_rank, EXPERTS // case.ep))
     engine = engine_with_experts(case, model)
     return Run(engine, step_of(engine, case, seed, rank), dp=rank)
+
+
+def build_pipeline_moe(case: Case, seed: int, weights: int, rank: int) -> Run:
+    """With experts, a pipeline's layers have no files: they are in those of the ranks."""
+    from deepspeed.pipe import LayerSpec, PipelineModule
+    from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
+    from torch import nn
+    hidden = 8
+
+    class Block(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            self.moe, self.mid = mixture(case, hidden), nn.Linear(hidden, hidden)
+
+        def forward(self, x):
+            return self.mid(x + self.moe(x)[0])
+
+    module = PipelineModule([LayerSpec(nn.Embedding, VOCABULARY, hidden), LayerSpec(Block), LayerSpec(Block),
+                             LayerSpec(nn.Linear, hidden, VOCABULARY)], loss_fn=language_model_loss,
+                            topology=PipeDataParallelTopology(num_pp=case.pp, num_dp=case.dp))
+    pp_rank, dp_rank = divmod(rank, case.dp)
+    fill(module, weights, global_expert_name(dp_rank % case.ep, EXPERTS // case.ep))
+    engine = engine_with_experts(case, module)
+    return Run(engine, step_of_pipeline(engine, case, seed, dp_rank), pp=pp_rank, dp=dp_rank)
 
 
 def global_expert_name(ep_rank, local):
@@ -963,7 +995,7 @@ def build_autoep(case: Case, seed: int, weights: int, rank: int) -> Run:
 
 BUILDERS = {"pipeline": build_pipeline, "autotp": build_autotp, "megatron": build_megatron,
             "megatron_pipeline": build_megatron_pipeline, "moe": build_moe, "tensor_moe": build_tensor_moe,
-            "autoep": build_autoep}
+            "pipeline_moe": build_pipeline_moe, "autoep": build_autoep}
 
 
 def masters_of_flat_groups(engine, names) -> dict:

@@ -82,10 +82,8 @@ class Resume:
     def case(self, universal: bool):
         """The case of the recorded run at the new size."""
         facts = self.facts
-        cases = (make_model_parallel if self.model_parallel else make_checkpoints).CASES
-        if not self.model_parallel:
-            cases = cases + make_checkpoints.MORE_CASES
-        [case] = [case for case in cases if case.name == facts["name"]]
+        maker = make_model_parallel if self.model_parallel else make_checkpoints
+        [case] = [case for case in maker.CASES + maker.MORE_CASES if case.name == facts["name"]]
         config = {**case.config, "checkpoint": {"load_universal": universal}, **self.config}
         config = {key: value for key, value in config.items() if value is not None}
         if self.model_parallel:
