@@ -89,6 +89,9 @@ class DSCKPT_EXPORT ResumePlan {
   bool weights_are_masters() const;
   // The folder of the shards.
   const std::string& folder() const;
+  // Opens the files that gather() of the same storages will read. Throws IoError if one is not
+  // there, or is not the file that was planned.
+  void open_files(std::span<const StorageRead> reads) const;
   // Gathers the elements of all `reads`, on all cores. Checks the CRC32 of records that are read
   // whole; with `check`, of every record that any element lies in. Throws as Source::gather().
   void gather(std::span<const StorageRead> reads, bool check, Progress& progress) const;

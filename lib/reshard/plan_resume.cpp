@@ -278,6 +278,11 @@ ResumePlan ResumePlan::decode(std::string_view bytes) {
   return ResumePlan(std::move(impl));
 }
 
+void ResumePlan::open_files(std::span<const StorageRead> reads) const {
+  const std::lock_guard lock(impl_->mutex);
+  for (const StorageRead& read : reads) impl_->storages.at(read.file, read.storage);
+}
+
 void ResumePlan::gather(std::span<const StorageRead> reads, bool check, Progress& progress) const {
   const std::lock_guard lock(impl_->mutex);
   std::vector<TensorSource> sources;

@@ -115,7 +115,15 @@ FileId ResumeStorages::open(FileId input) {
   if (const auto known = opened_.find(input); known != opened_.end()) return known->second;
   if (input >= inputs_.size()) throw CorruptError({}, "a file that the plan does not have");
   const Input& wanted = inputs_[input];
-  const FileId file = wanted.file.open(*files_);
+  const auto open_here = [&] {
+    try {
+      return wanted.file.open(*files_);
+    } catch (const IoError& error) {
+      if (!wanted.file.site().empty()) throw;
+      throw IoError(error).with_hint("all ranks must see the same files");
+    }
+  };
+  const FileId file = open_here();
   const InputFile& here = (*files_)[file];
   if (!wanted.file.is_same(here)) throw other_input(wanted.file, here, true);
   std::vector<FilePart> parts = wanted.parts;

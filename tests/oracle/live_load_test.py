@@ -357,6 +357,9 @@ def faults_worker(rank, world, port, folder, good, tag, report):
         raised("one rank", engine, good, tag)
     except RuntimeError as error:
         found["one rank"] = [type(error).__name__, str(error), None, None]
+    if rank == 1:  # as if its node had not this file, which rank 0 has open
+        _live._Load.prepare = lambda self: (next((folder / "lost" / tag).glob("*_rank_1_*")).unlink(), usual(self))
+    found["lost file"] = raised("lost file", engine, folder / "lost", tag)
     _live._Load.prepare = usual
     unchanged = held(engine, None) == before
     found["flipped bit"] = raised("flipped bit", engine, folder / "flipped", check=True)
@@ -560,7 +563,7 @@ class LiveLoadTest(unittest.TestCase):
         facts = json.loads((case / "case.json").read_text())
         with tempfile.TemporaryDirectory() as scratch:
             scratch = pathlib.Path(scratch)
-            for name in ("missing", "flipped"):
+            for name in ("missing", "flipped", "lost"):
                 shutil.copytree(case / facts["load_dir"], scratch / name)
             shards = [scratch / name / facts["tag"] / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
                       for name in ("missing", "flipped")]
@@ -578,12 +581,13 @@ class LiveLoadTest(unittest.TestCase):
         self.assertEqual(everyone, [first, first])
         self.assertEqual({what: said[0] for what, said in first.items()},
                          {"wrong model": "InconsistentError", "missing shard": "InconsistentError",
-                          "nothing there": "UsageError", "one rank": "RuntimeError", "flipped bit": "CorruptError"})
-        for what in ("wrong model", "missing shard", "nothing there", "one rank"):
+                          "nothing there": "UsageError", "one rank": "RuntimeError", "lost file": "IoError", "flipped bit": "CorruptError"})
+        for what in ("wrong model", "missing shard", "nothing there", "one rank", "lost file"):
             self.assertIn("the engine is unchanged", first[what][1])
         self.assertIsNotNone(first["wrong model"][3])  # the tensor
         self.assertIn("bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", first["missing shard"][1])
         self.assertIn("rank 1: OSError: a disk is gone", first["one rank"][1])
+        self.assertIn("all ranks must see the same files", first["lost file"][1])
         self.assertIn("half filled", first["flipped bit"][1])
         self.assertIn("bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", first["flipped bit"][2])
 

@@ -157,6 +157,9 @@ class _Load:
                 planned = records.unpickle(text)
                 _put(list(self._places(number, planned)), targets)
             self.dicts.append(planned)
+        used = {(number, records.key_of(planned))
+                for tensors in self.swapped.values() for _, number, records, planned in tensors}
+        self.plan.open_files(sorted(used.union(read.what for read in self.reads if read.flat.numel())))
 
     def _places(self, number, saved):
         if number == _MODEL:
@@ -506,6 +509,7 @@ class _Weights:
                 continue
             first, count = _engine.part_of(tensor) if hasattr(tensor, "ds_tensor") else (0, tensor.numel())
             self.reads.append(self._read(tensor, first, _flat(tensor)[:count]))
+        self.plan.open_files([(0, self.records.key_of(self.found[name])) for name in own.values() if name is not None])
 
     def _check(self, name, tensor):
         weights = self.found[name]

@@ -407,6 +407,13 @@ class Resume {
   bool weights_are_masters() const { return plan_.weights_are_masters(); }
   nb::str folder() const { return as_str(shown_text(plan_.folder())); }
 
+  // (file, storage)
+  void open_files(const std::vector<std::tuple<size_t, size_t>>& storages) const {
+    std::vector<StorageRead> reads;
+    for (const auto& [file, storage] : storages) reads.push_back({file, storage});
+    const nb::gil_scoped_release release;
+    plan_.open_files(reads);
+  }
   // Reads the elements [first, first + count) of storages of files into the memory at each address.
   using Place = std::tuple<size_t, size_t, int64_t, int64_t, uint64_t>;
   void gather_into(const std::vector<Place>& places, bool check, const nb::object& progress) const {
@@ -570,5 +577,6 @@ NB_MODULE(dsckpt_native, module) {
       .def("notes", &Resume::notes)
       .def("weights_are_masters", &Resume::weights_are_masters)
       .def("folder", &Resume::folder)
+      .def("open_files", &Resume::open_files, "storages"_a)
       .def("gather_into", &Resume::gather_into, "places"_a, "check"_a, "progress"_a.none());
 }
