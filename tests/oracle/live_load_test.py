@@ -347,6 +347,7 @@ def faults_worker(rank, world, port, folder, good, tag, report):
     load = Load("z2_bf16_full_b120_w3", world)
     engine, step = start(load, rank, port)
     before, found = held(engine, None), {}
+    found["no engine"] = raised("no engine", engine.module, good, tag)
     found["wrong model"] = raised("wrong model", engine, resume_check.case_folder("z2_bf16_w4") / "ckpt")
     found["missing shard"] = raised("missing shard", engine, folder / "missing")
     found["nothing there"] = raised("nothing there", engine, folder / "no such folder")
@@ -580,11 +581,14 @@ class LiveLoadTest(unittest.TestCase):
         first = everyone[0]
         self.assertEqual(everyone, [first, first])
         self.assertEqual({what: said[0] for what, said in first.items()},
-                         {"wrong model": "InconsistentError", "missing shard": "InconsistentError",
-                          "nothing there": "UsageError", "one rank": "RuntimeError", "lost file": "IoError", "flipped bit": "CorruptError"})
+                         {"no engine": "UsageError", "wrong model": "InconsistentError",
+                          "missing shard": "InconsistentError", "nothing there": "UsageError",
+                          "one rank": "RuntimeError", "lost file": "IoError", "flipped bit": "CorruptError"})
         for what in ("wrong model", "missing shard", "nothing there", "one rank", "lost file"):
             self.assertIn("the engine is unchanged", first[what][1])
+        self.assertIn("deepspeed.initialize()", first["no engine"][1])
         self.assertIsNotNone(first["wrong model"][3])  # the tensor
+        self.assertIn("is the checkpoint of the new run's model?", first["wrong model"][1])
         self.assertIn("bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", first["missing shard"][1])
         self.assertIn("rank 1: OSError: a disk is gone", first["one rank"][1])
         self.assertIn("all ranks must see the same files", first["lost file"][1])

@@ -595,7 +595,9 @@ std::vector<RefusedCase> refused_cases() {
          like(r);
          r.like->params.pop_back();
        },
-       "like: b: is not there, but is in old"},
+       "like: b: is not there, but is in old",
+       "is the checkpoint of the new run's model? names and shapes of its parameters must be "
+       "equal"},
       {[](Request& r) {
          like(r);
          r.source.torchs_adam();

@@ -10,7 +10,7 @@ import pickle
 
 import torch
 
-from ._errors import UnsupportedError
+from ._errors import UnsupportedError, UsageError
 
 
 class Wrapper:
@@ -203,6 +203,14 @@ WRAPPERS = {
 }
 
 RELEASES = ("0.14.", "0.15.", "0.16.", "0.17.", "0.18.", "0.19.")  # of DeepSpeed that this table covers
+
+
+def check(engine):
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    if not isinstance(engine, DeepSpeedEngine):
+        raise UsageError(f"{type(engine).__name__} is not an engine of DeepSpeed",
+                         hint="deepspeed.initialize() returns one, and so does Accelerate's prepare() for the model; "
+                         "the Trainer has it as `deepspeed`")
 
 
 def why_unknown(engine):

@@ -45,6 +45,7 @@ def load_checkpoint(engine,
                     tp_rules=(),
                     check=False):
     """Implements dsckpt.load_checkpoint()."""
+    _engine.check(engine)
     own = {"load_module_strict": load_module_strict, "load_optimizer_states": load_optimizer_states,
            "load_lr_scheduler_states": load_lr_scheduler_states, "load_module_only": load_module_only}  # fmt: skip
     states = load_optimizer_states and not load_module_only
