@@ -157,22 +157,22 @@ def in_memory(engine, flat, at):
 
 def without_padding(engine, at, flat):
     """The elements of a sub-group of stage 3. Others are arbitrary once an optimizer on NVMe has stepped."""
-    from dsckpt import _engine
+    from dsckpt import _wrappers
     members = engine.optimizer.fp16_groups[at]
     parts = flat.split([p.partition_numel() for p in members])
-    return torch.cat([part[:_engine.part_of(p)[1]] for p, part in zip(members, parts)])
+    return torch.cat([part[:_wrappers.part_of(p)[1]] for p, part in zip(members, parts)])
 
 
 def held(engine, client_state, padding=True):
     """All that an engine holds, by name."""
-    from dsckpt import _engine
+    from dsckpt import _engine, _wrappers
     wrapper = _engine.wrapper_of(engine)
     inner = wrapper.inner
     found = {}
     for name, tensor in _engine.state_of(engine).items():
         whole = getattr(tensor, "ds_tensor", tensor).data
         partitioned = hasattr(tensor, "ds_tensor") and not padding
-        found[f"module {name}"] = picture(whole.view(-1)[:_engine.part_of(tensor)[1]] if partitioned else whole)
+        found[f"module {name}"] = picture(whole.view(-1)[:_wrappers.part_of(tensor)[1]] if partitioned else whole)
     for at, flat in enumerate(wrapper.flats()):
         with in_memory(engine, flat, at):
             for key, value in {"": flat, **inner.state.get(flat, {})}.items():
@@ -221,18 +221,18 @@ def after(engine, step, client_state, padding=True):
 def compare_worker(rank, world, port, work, reports):
     """Each of `work` is (load, its source, its tag, further arguments, what reshard made of it, tag there)."""
     import dsckpt
-    from dsckpt import _live
+    from dsckpt import _storages
     os.chdir(reports)  # NVMe is a folder here
     for number, (load, source, tag, roots, reference, reference_tag) in enumerate(work):
         engine, step = start(load.in_ram(), rank, port)
         _, client_state = engine.load_checkpoint(str(reference), tag=reference_tag, **load.options)
         native = after(engine, step, client_state, not load.nvme)
         engine, step = start(load, rank, port)
-        usual = _live._Read.is_direct, _live._RING_BYTES
+        usual = _storages.Read.is_direct, _storages.RING_BYTES
         if load.staged:
-            _live._Read.is_direct, _live._RING_BYTES = False, 96
+            _storages.Read.is_direct, _storages.RING_BYTES = False, 96
         path, client_state = dsckpt.load_checkpoint(engine, source, tag=tag, roots=roots, **load.options)
-        _live._Read.is_direct, _live._RING_BYTES = usual
+        _storages.Read.is_direct, _storages.RING_BYTES = usual
         lines = unlike(after(engine, step, client_state, not load.nvme), native, load.like)
         if load.nvme:
             lines = [line for line in lines if not line.removeprefix("then ").startswith(tuple(OF_NVME))]
@@ -344,6 +344,7 @@ def raised(work, *arguments, **options):
 def faults_worker(rank, world, port, folder, good, tag, report):
     """{what is wrong: what each rank raised}, and whether the engine was changed by it."""
     from dsckpt import _live
+    from dsckpt._load_run import RunLoad
     load = Load("z2_bf16_full_b120_w3", world)
     engine, step = start(load, rank, port)
     before, found = held(engine, None), {}
@@ -351,17 +352,17 @@ def faults_worker(rank, world, port, folder, good, tag, report):
     found["wrong model"] = raised("wrong model", engine, resume_check.case_folder("z2_bf16_w4") / "ckpt")
     found["missing shard"] = raised("missing shard", engine, folder / "missing")
     found["nothing there"] = raised("nothing there", engine, folder / "no such folder")
-    usual = _live._Load.prepare
+    usual = RunLoad.prepare
     if rank == 1:  # as if the disk of its node had gone
-        _live._Load.prepare = lambda self: (_ for _ in ()).throw(OSError("a disk is gone"))
+        RunLoad.prepare = lambda self: (_ for _ in ()).throw(OSError("a disk is gone"))
     try:
         raised("one rank", engine, good, tag)
     except RuntimeError as error:
         found["one rank"] = [type(error).__name__, str(error), None, None]
     if rank == 1:  # as if its node had not this file, which rank 0 has open
-        _live._Load.prepare = lambda self: (next((folder / "lost" / tag).glob("*_rank_1_*")).unlink(), usual(self))
+        RunLoad.prepare = lambda self: (next((folder / "lost" / tag).glob("*_rank_1_*")).unlink(), usual(self))
     found["lost file"] = raised("lost file", engine, folder / "lost", tag)
-    _live._Load.prepare = usual
+    RunLoad.prepare = usual
     unchanged = held(engine, None) == before
     found["flipped bit"] = raised("flipped bit", engine, folder / "flipped", check=True)
     lines = []
@@ -382,9 +383,9 @@ def faults_worker(rank, world, port, folder, good, tag, report):
 def opened_worker(rank, world, port, load, source, tag, folder):
     """The files of `source` that the module has open before it ends: they are closed with the plan that read them."""
     import dsckpt
-    from dsckpt import _live
+    from dsckpt._load_run import RunLoad
     engine, _ = start(load, rank, port)
-    usual, opened = _live._Load.fill, set()
+    usual, opened = RunLoad.fill, set()
 
     def fill(self, check):
         usual(self, check)
@@ -396,7 +397,7 @@ def opened_worker(rank, world, port, load, source, tag, folder):
             if path.startswith(f"{source}{os.sep}"):
                 opened.add(os.path.basename(path))
 
-    _live._Load.fill = fill
+    RunLoad.fill = fill
     torch.distributed.barrier()
     dsckpt.load_checkpoint(engine, source if rank == 0 else folder / "told by rank 0", tag=tag)
     (folder / f"{rank}.json").write_text(json.dumps(sorted(opened)))
@@ -417,7 +418,7 @@ def savers_of(rank, folder):
 
 def stuck_worker(rank, world, port, good, tag, folder):
     """Rank 1 fails in DeepSpeed's part while the others are in a collective there."""
-    from dsckpt import _live
+    from dsckpt import _live, _patching
     engine, _ = start(Load("z2_bf16_full_b120_w3", world), rank, port)
     sys.stderr = (folder / f"{rank}.txt").open("w")
 
@@ -427,7 +428,7 @@ def stuck_worker(rank, world, port, good, tag, folder):
             raise ValueError("rank 1 has a bad day")
         torch.distributed.barrier()
 
-    _live.original = lambda engine: theirs
+    _patching.original = lambda engine: theirs
     try:
         _live.load_checkpoint(engine, good, tag)
     except RuntimeError as error:
