@@ -81,7 +81,7 @@ std::string committing(const Steps& steps) {
 // For a path without a plan: throws unless what was planned there is committed.
 void check_committed(const Steps& steps, const std::string& path) {
   if (is_written(steps)) return;
-  if (steps.folder || !steps.is_committed) static_cast<void>(find_planned(path));
+  if (steps.folder || !steps.is_committed()) static_cast<void>(find_planned(path));
 }
 
 // Reports that nothing is left to do. Throws if nothing was ever planned.
@@ -116,7 +116,7 @@ int work(const CLI::App& app, const cli::Common& common, const StepsArguments& a
   const cli::InterruptGuard guard(progress);
   const Steps steps = cli::wait_for_plan(args.path, args.wait, progress);
   if (!is_planned(steps)) {
-    if (args.wait > 0 && !steps.is_committed) {
+    if (args.wait > 0 && !steps.is_committed()) {
       throw IoError(
           {.file = args.path},
           "no process planned it within " + counted(static_cast<uint64_t>(args.wait), "second"), 0)

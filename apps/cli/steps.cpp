@@ -149,13 +149,13 @@ int work_on_share(const CLI::App& app, const Common& common, const fs::path& out
                   const StepShare& share) {
   Progress progress;
   const InterruptGuard guard(progress);
-  const bool was_there = find_steps(output).is_committed;
+  const bool was_there = find_steps(output).is_committed();
   const Steps steps = while_shown(progress, common, [&] {
     return wait_for_plan(output, was_there ? kLongestWithOutput : kLongestPlanning, progress);
   });
   const std::string number = std::to_string(share.number);
   if (!steps.folder || !has_plan(*steps.folder)) {
-    if (steps.is_committed) {
+    if (steps.is_committed()) {
       note(app, common,
            output.string() + " is complete: nothing is left for share " + number + " to do");
       return kDone;
@@ -280,13 +280,13 @@ bool is_later_share(const StepArguments& steps) {
 
 Steps wait_for_plan(const fs::path& path, int64_t seconds, const Progress& progress) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-  const bool was_there = find_steps(path).is_committed;
+  const bool was_there = find_steps(path).is_committed();
   for (;;) {
     if (progress.cancelled) throw InterruptedError();
     Steps steps = find_steps(path);
     const bool is_planned = steps.folder && has_plan(*steps.folder);
     // Others may have planned and committed between two looks.
-    const bool is_committed = !was_there && steps.is_committed && !steps.folder;
+    const bool is_committed = !was_there && !steps.folder && steps.is_committed();
     if (is_planned || is_committed || std::chrono::steady_clock::now() >= end) return steps;
     std::this_thread::sleep_for(kBetweenLooks);
   }

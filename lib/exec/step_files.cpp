@@ -223,14 +223,6 @@ bool may_be_output(const fs::path& output) {
   return false;
 }
 
-bool is_committed(const fs::path& output) {
-  std::error_code failed;
-  // An output in an object store.
-  if (fs::is_regular_file(output / kCommittedFile, failed)) return true;
-  const std::optional<bool> noted = is_noted_commit(output);
-  return noted ? *noted : may_be_output(output);
-}
-
 }  // namespace
 
 PlanWriter::PlanWriter(const Folder& folder) : folder_(folder), file_(begun(folder), kBegun) {}
@@ -514,8 +506,16 @@ Steps find_steps(const fs::path& path) {
   }
   if (steps.folder && !has_job(*steps.folder)) steps.left_over = std::exchange(steps.folder, {});
   steps.is_output_there = holds_something(steps.output);
-  steps.is_committed = steps.is_output_there && is_committed(steps.output);
   return steps;
+}
+
+bool Steps::is_committed() const {
+  if (!is_output_there) return false;
+  std::error_code failed;
+  // An output in an object store.
+  if (fs::is_regular_file(output / kCommittedFile, failed)) return true;
+  const std::optional<bool> noted = is_noted_commit(output);
+  return noted ? *noted : may_be_output(output);
 }
 
 Steps find_planned(const fs::path& path) {

@@ -157,9 +157,11 @@ struct Steps {
   std::optional<Folder> left_over = {};
   std::filesystem::path output = {};  // where the output is, or will be
   bool is_output_there = false;       // and something is in it, if it is a folder
-  // Steps have committed it, or a run with --resume. On file systems without extended attributes
-  // any folder counts that a tool may have written: it has files of tensors or packed files.
-  bool is_committed = false;
+
+  // Looks whether steps have committed the output, or a run with --resume. On file systems without
+  // extended attributes any folder counts that a tool may have written: it has files of tensors or
+  // packed files.
+  bool is_committed() const;
 };
 // Throws UsageError for a folder that is not this user's.
 Steps find_steps(const std::filesystem::path& path);
