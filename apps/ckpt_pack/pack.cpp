@@ -26,9 +26,7 @@ struct PackArguments {
 };
 
 int run(const CLI::App& app, const cli::Common& common, PackArguments& args, bool packs) {
-  if (cli::is_later_share(args.run.steps)) {
-    return cli::work_on_share(app, common, args.output, args.run);
-  }
+  if (common.is_later_share) return cli::work_on_share(app, common, args.output, args.run);
   Progress progress;
   const cli::InterruptGuard guard(progress);
   const Job job = cli::while_shown(progress, common, [&] {

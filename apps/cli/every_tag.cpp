@@ -32,7 +32,7 @@ int for_each_tag(const CLI::App& app, const Common& common, std::string& input,
                  SourceOptions& source, std::string& output, const RunArguments& run,
                  const std::function<int()>& convert) {
   namespace fs = std::filesystem;
-  if (is_later_share(run.steps)) return work_on_share(app, common, output, run);
+  if (common.is_later_share) return work_on_share(app, common, output, run);
   const NodeFolders folders(common, input, source.roots);
   std::error_code failed;
   if (source.tag != kAll || fs::is_directory(fs::path(input) / kAll, failed)) return convert();

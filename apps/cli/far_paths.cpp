@@ -177,7 +177,7 @@ int FarPaths::run(const CLI::App& app, const Common& common, const std::function
     Progress progress;
     const InterruptGuard guard(progress);
     BucketOptions options = options_given();
-    options.lists = !launch || launch->rank == 0;
+    options.lists = !common.is_later_share && (!launch || launch->rank == 0);
     open(urls, options, common);
   }
   int status = kDone;

@@ -37,8 +37,8 @@ class FarPaths {
 
   // Makes the folders, calls `body` and returns its result. Uses as many threads as the stores take
   // requests at once. Prints the number of requests, as text. Without URLs it only calls `body`.
-  // Throws the errors of Buckets::open() and `body`. Only rank 0 of a
-  // launcher lists the objects.
+  // Throws the errors of Buckets::open() and `body`. Only rank 0 of a launcher and share 0 list the
+  // objects: the others take them from its plan.
   int run(const CLI::App& app, const Common& common, const std::function<int()>& body);
 };
 

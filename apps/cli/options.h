@@ -37,6 +37,8 @@ struct Common {
   // For command_of_readers(): who reads, and which step it is.
   std::shared_ptr<Readers> readers = {};
   ReadingStep step = ReadingStep::all;
+  // --share names one that another process plans for. Then the input is ignored.
+  bool is_later_share = false;
 };
 
 // Adds --json, --quiet, --color, --max-memory and --help to a tool or a subcommand. Unless it

@@ -140,6 +140,7 @@ void add_share(CLI::App& app, Common& common, std::optional<StepShare>& share,
          [&](const std::string& given) {
            share = parse_share(given);
            common.meeting.alone = true;
+           common.is_later_share = share->number > 0;
          },
          text)
       ->type_name("I/N");
@@ -274,10 +275,6 @@ void work_on_planned(const Common& common, const fs::path& planned, const StepSh
   if (steps.folder) work_here(common, *steps.folder, share, progress);
 }
 
-bool is_later_share(const StepArguments& steps) {
-  return steps.share && steps.share->number > 0;
-}
-
 Steps wait_for_plan(const fs::path& path, int64_t seconds, const Progress& progress) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
   const bool was_there = find_steps(path).is_committed();
@@ -334,7 +331,7 @@ int read_in_steps(const CLI::App& app, Common& common, const ReadingSteps& steps
     throw UsageError("--share goes with --emit-plan DIR")
         .with_hint("all processes of the command get the same DIR, where one plans for all");
   }
-  if (steps.share && steps.share->number > 0) {
+  if (common.is_later_share) {
     return work_on_share(app, common, steps.folder, *steps.share);
   }
   if (!steps.commits) {

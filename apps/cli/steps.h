@@ -38,10 +38,8 @@ void plan_and_work(const CLI::App& app, const Common& common, const Job& job,
 // Does portions without a result of the plan at that path, first those of the share.
 void work_on_planned(const Common& common, const std::filesystem::path& planned,
                      const StepShare& share, Progress& progress);
-// True if a tool was given a share other than the first. Then it ignores the input.
-bool is_later_share(const StepArguments& steps);
-// Waits for the plan of `output`, and does that share and then portions without a result. Returns
-// the exit code.
+// For Common::is_later_share: waits for the plan of `output`, and does that share and then portions
+// without a result. Returns the exit code.
 int work_on_share(const CLI::App& app, const Common& common, const std::filesystem::path& output,
                   const RunArguments& run);
 

@@ -319,7 +319,7 @@ int convert(const CLI::App& app, ZeroToFp32Arguments& args) {
   args.weights.max_shard_size =
       args.max_shard_size == "none" ? kOneFile : parse_size(args.max_shard_size, "shard size");
   std::string& output = args.peft.empty() ? args.output_dir : args.peft;
-  if (args.average && cli::is_later_share(args.run.steps)) {
+  if (args.average && args.common.is_later_share) {
     return cli::work_on_share(app, args.common, output, args.run);
   }
   if (args.average) return convert_one(app, args, averaged);

@@ -5,6 +5,7 @@ They make the bytes and reports of one process, and one of them lists the object
 BUCKETS=all takes every checkpoint of testdata and every command; without it, some take turns.
 """
 import json
+import time
 import unittest
 
 import large_checkpoint
@@ -139,6 +140,32 @@ class FarStepsTest(StepProcesses, BucketCase):
                     self.run_ranks(3, *filled(command, url, place / "out"), status=status)
                     self.assertTrue(tree(place) == expected, "other bytes")
                     self.assertEqual(len(listings(store)) - between, between - before)
+
+    def run_shares(self, size, *words):
+        """Every share of one command; returns what the first prints. The others wait for its plan."""
+        later = [self.start(*words, "--share", f"{number}/{size}") for number in range(1, size)]
+        time.sleep(0.3)
+        done = self.finish(self.start(*words, "--share", f"0/{size}"))
+        for each in later:
+            self.finish(each)
+        return done.stdout
+
+    def test_shares_of_one_command_list_once(self):
+        source = tools.case_named("z3_bf16_full_subgroups_w4").load_dir
+        url = f"s3://{TESTDATA.name}/{source.resolve().relative_to(TESTDATA)}"
+        with self.serve(TESTDATA.parent) as store:
+            for command in (*CONVERSIONS[:1], *CONVERSIONS[4:5], REPORTS[0]):
+                with self.subTest(command=command):
+                    alone, place = self.new_path("alone"), self.new_path("place")
+                    self.assertEqual(self.tool(*filled(command, url, alone)).returncode, 0)
+                    before = len(listings(store))
+                    store.requests.clear()
+                    steps = ["--emit-plan", place] if command in REPORTS else []
+                    self.run_shares(3, *filled(command, url, place), *steps)
+                    self.assertEqual(len(listings(store)), before)
+                    store.requests.clear()
+                    if command not in REPORTS:
+                        self.assertTrue(tree(place) == tree(alone), "other bytes")
 
     def large_in(self, stores):
         source = stores / "models" / "ckpt"
