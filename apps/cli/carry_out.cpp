@@ -218,9 +218,15 @@ std::string text_of(const Job& job) {
 }
 
 int carry_out(const CLI::App& app, const Common& common, const Job& job,
-              const std::filesystem::path& output, const RunArguments& run, Progress& progress) {
+              const std::filesystem::path& output, const RunArguments& given, Progress& progress) {
+  RunArguments run = given;
+  // In a store a plan keeps the progress: this process does all of its steps.
+  if (run.options.resume && is_far(output) && common.ranks == nullptr) {
+    run.options.resume = false;
+    if (!run.steps.any()) run.steps.share.emplace();
+  }
   if (!run.steps.planned_in.empty() && !run.steps.any()) {
-    throw UsageError("--plan-in goes with --emit-plan, or --share")
+    throw UsageError("--plan-in goes with --emit-plan, --share, or --resume into a store")
         .with_hint(
             "add --emit-plan: then 'dsckpt work DIR' works, and 'dsckpt commit DIR' ends it");
   }

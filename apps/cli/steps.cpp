@@ -238,8 +238,8 @@ void add_step_options(CLI::App& app, Common& common, StepArguments& steps) {
   add_portions(app, steps.portions);
   some_path(app.add_option(
                 "--plan-in", steps.planned_in,
-                "With --emit-plan or --share, and an output in an object store: plan in this new\n"
-                "folder, which all steps see"))
+                "With --emit-plan, --share or --resume, and an output in an object store: plan in\n"
+                "this new folder, which all steps see"))
       ->type_name("DIR");
   add_share(app, common, steps.share,
             "Be one of N processes that any engine has started with this command: 0 plans and\n"

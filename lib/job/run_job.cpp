@@ -460,8 +460,9 @@ std::optional<FarPlace> store_of(const fs::path& output) {
 void check_far(const Job::Impl& job, const FarPlace& place, const RunOptions& options) {
   const std::string name = place.name + (place.path.empty() ? "" : "/" + place.path);
   if (options.resume) {
-    throw UsageError(name + ": --resume works only with folders")
-        .with_hint("without it an interrupted run leaves nothing there");
+    throw UsageError(name + ": several ranks can resume only in folders")
+        .with_hint(
+            "give each process --share I/N and --plan-in DIR: the same command resumes those");
   }
   if (options.stripe) throw UsageError(name + ": --stripe is for folders on Lustre");
   if (!job.place.pointer.empty() && place.path.empty()) {

@@ -307,7 +307,7 @@ class OrderTest(BucketOutputTest):
 
     def test_options_that_folders_have(self):
         with self.store() as store:
-            for option in ("--resume", "--stripe=4"):
+            for option in ("--resume", "--stripe=4"):  # --resume lacks --plan-in
                 self.assert_failed(self.zero_to_fp32(self.source, "s3://models/new", option), store, 2,
                                    "s3://models/new")
             self.assert_nothing_there(store)

@@ -247,6 +247,37 @@ class LostTest(StoreStepsTest):
                 self.run_step("commit", folder)
                 self.assert_written(store, self.expected)
 
+    def test_a_run_by_one_process_is_resumed(self):
+        """The same command goes on after it was killed while it sent parts, and while it published them."""
+        folder = self.new_path("plan")
+        words = [*filled(COMMANDS[3], self.source, "s3://models/new"), "--resume", "--plan-in", folder,
+                 "--portions", "9", "--threads", "1"]
+        self.expected = self.alone(COMMANDS[3], self.source)
+        with self.store() as store:
+            store.delay = 0.15
+            process = self.start(*words)
+            while process.poll() is None and not any(folder.glob(f"{STAGING}resume/results/[0-9]")):
+                time.sleep(0.005)
+            process.kill()
+            process.communicate()
+            self.assertEqual([path for path in self.written() if STAGING not in path], [])
+            sent = sum("partNumber=" in target for _, target in store.writes)
+            store.writes.clear()
+            process = self.start(*words)
+            while process.poll() is None and not any(STAGING not in path for path in self.written()):
+                time.sleep(0.005)
+            process.kill()
+            process.communicate()
+            store.delay = 0
+            self.finish(self.start(*words))
+            self.assert_written(store, self.expected)
+            again = sum("partNumber=" in target for _, target in store.writes)
+            parts = sum(-(-len(data) // (5 << 20)) for data in self.expected.values() if len(data or b"") > 256 << 10)
+            # Those of portions with a result are sent once, and others once more at most.
+            self.assertLess(again, parts)
+            self.assertLessEqual(sent + again, parts + 2, parts)
+            self.assertEqual([path.name for path in folder.iterdir()], ["committed"])
+
     def test_a_part_that_somebody_has_replaced_is_sent_anew(self):
         with self.store() as store:
             folder = self.plan(self.COMMAND, self.source)

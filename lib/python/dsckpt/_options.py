@@ -104,7 +104,7 @@ OPTIONS = {
         "save_every":
             "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
         "plan_in":
-            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
+            "DIR: With --emit-plan, --share or --resume, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record of the checkpoint, also those not needed",
         "zstd":
@@ -204,7 +204,7 @@ OPTIONS = {
         "save_every":
             "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
         "plan_in":
-            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
+            "DIR: With --emit-plan, --share or --resume, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record of the checkpoint, also those not needed",
         "zstd":
@@ -276,7 +276,7 @@ OPTIONS = {
         "save_every":
             "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
         "plan_in":
-            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
+            "DIR: With --emit-plan, --share or --resume, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record of the checkpoint, also those not needed",
         "zstd":
@@ -342,7 +342,7 @@ OPTIONS = {
         "save_every":
             "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
         "plan_in":
-            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
+            "DIR: With --emit-plan, --share or --resume, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record of the checkpoint, also those not needed",
         "threads":
@@ -446,7 +446,7 @@ OPTIONS = {
         "save_every":
             "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
         "plan_in":
-            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
+            "DIR: With --emit-plan, --share or --resume, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record of the checkpoint, also those not needed",
         "zstd":
@@ -498,7 +498,7 @@ OPTIONS = {
         "save_every":
             "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
         "plan_in":
-            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
+            "DIR: With --emit-plan, --share or --resume, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record, even of those without a tensor",
         "threads":
@@ -546,7 +546,7 @@ OPTIONS = {
         "save_every":
             "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
         "plan_in":
-            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
+            "DIR: With --emit-plan, --share or --resume, and an output in an object store: plan in this new folder, which all steps see",
         "threads":
             "N: Threads to use (default: one per core, and more if that keeps a disk busy)",
         "io_class":
@@ -602,7 +602,7 @@ OPTIONS = {
         "save_every":
             "SECONDS: With --resume: sync progress to disk every SECONDS (default: 10)",
         "plan_in":
-            "DIR: With --emit-plan or --share, and an output in an object store: plan in this new folder, which all steps see",
+            "DIR: With --emit-plan, --share or --resume, and an output in an object store: plan in this new folder, which all steps see",
         "verify":
             "Check the CRC32 of every record, also of those that are left out",
         "pack":
