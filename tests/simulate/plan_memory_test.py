@@ -11,8 +11,9 @@ import unittest
 ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 
-MODEL = "llama-8b"
-TENSORS = 291
+MODEL, TENSORS = "llama-8b", 291
+# Its outputs find room on any disk, which a plan of steps looks for.
+SMALL_MODEL, SMALL_TENSORS = "llama-400m", 183
 FEW, MANY = 64, 192
 
 
@@ -35,32 +36,40 @@ class PlanMemory(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         cls.addClassCleanup(temporary.cleanup)
         cls.folder = pathlib.Path(temporary.name)
-        for ranks in (FEW, MANY):
-            subprocess.run([sys.executable, ROOT / "tests/simulate/simulate.py", cls.folder / str(ranks), "--model", MODEL,
-                            "--stage", "3", "--dp", str(ranks)], check=True, stdout=subprocess.DEVNULL)
+        for model in (MODEL, SMALL_MODEL):
+            for ranks in (FEW, MANY):
+                subprocess.run([sys.executable, ROOT / "tests/simulate/simulate.py", cls.folder / f"{model}-{ranks}",
+                                "--model", model, "--stage", "3", "--dp", str(ranks)],
+                               check=True, stdout=subprocess.DEVNULL)
 
-    def check(self, most, tool, *arguments, source=()):
+    def check(self, most, tool, *arguments, source=(), model=MODEL, tensors=TENSORS):
         """`most`: bytes for each tensor and rank. On one core, since how many threads come to work makes the
-        peak vary by some MiB."""
+        peak vary by some MiB. In arguments, OUT is a new path."""
         core = str(min(os.sched_getaffinity(0)))
 
-        def usual_peak(ranks):
-            command = ["taskset", "-c", core, BIN / tool, *source, self.folder / str(ranks), *arguments]
-            return statistics.median_high(peak_bytes(command) for _ in range(3))
+        def peak(ranks):
+            with tempfile.TemporaryDirectory(dir=self.folder) as place:
+                words = [str(word).replace("OUT", f"{place}/out") for word in arguments]
+                return peak_bytes(["taskset", "-c", core, BIN / tool, *source, self.folder / f"{model}-{ranks}", *words])
 
-        few, many = usual_peak(FEW), usual_peak(MANY)
-        growth = (many - few) / (TENSORS * (MANY - FEW))
+        few, many = (statistics.median_high(peak(ranks) for _ in range(3)) for ranks in (FEW, MANY))
+        growth = (many - few) / (tensors * (MANY - FEW))
         self.assertLess(growth, most, f"{tool} {arguments}: {few >> 20} MiB for {FEW} ranks, {many >> 20} for {MANY}")
 
     def test_weights(self):
-        self.check(400, "zero-to-fp32", self.folder / "weights", "--dry-run")
+        self.check(400, "zero-to-fp32", "OUT", "--dry-run")
 
     def test_universal(self):
-        self.check(900, "to-universal", "--output_folder", self.folder / "universal", "--dry-run",
-                   source=["--input_folder"])
+        self.check(900, "to-universal", "--output_folder", "OUT", "--dry-run", source=["--input_folder"])
 
     def test_reshard(self):
-        self.check(800, "reshard", self.folder / "resharded", "--dp", "48", "--dry-run")
+        self.check(800, "reshard", "OUT", "--dp", "48", "--dry-run")
+
+    def test_plans_of_steps(self):
+        small = {"model": SMALL_MODEL, "tensors": SMALL_TENSORS}
+        self.check(450, "zero-to-fp32", "OUT", "--emit-plan", **small)
+        self.check(650, "to-universal", "--output_folder", "OUT", "--emit-plan", source=["--input_folder"], **small)
+        self.check(450, "reshard", "OUT", "--dp", "48", "--emit-plan", **small)
 
     def test_summary(self):
         self.check(1300, "ckpt-inspect")
