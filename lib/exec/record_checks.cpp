@@ -74,15 +74,22 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
     extents.push_back(record.extent);
   }
   first_of.push_back(static_cast<uint32_t>(extents.size()));
-  // The first record that `read` has a byte of, and the one behind the last.
+  // The first record that `read` has a byte of, and the one behind the last. The files of ranks are
+  // alike: most reads are of the same record as the read before, of another file.
+  uint32_t guess = 0;
   const auto first_record = [&](const Extent& read) {
     if (read.file + 1 >= first_of.size()) return static_cast<uint32_t>(extents.size());
+    if (const uint32_t record = first_of[read.file] + guess; record < first_of[read.file + 1]) {
+      const Extent& guessed = extents[record];
+      if (guessed.offset <= read.offset && read.offset < guessed.end()) return record;
+    }
     const auto begin = extents.begin() + first_of[read.file];
     auto record =
         std::upper_bound(begin, extents.begin() + first_of[read.file + 1], read.offset,
                          [](uint64_t offset, const Extent& each) { return offset < each.offset; });
     if (record != begin && std::prev(record)->end() > read.offset) --record;
-    return static_cast<uint32_t>(record - extents.begin());
+    guess = static_cast<uint32_t>(record - begin);
+    return first_of[read.file] + guess;
   };
   const auto last_record = [&](const Extent& read, uint32_t record) {
     while (record < extents.size() && extents[record].file == read.file &&

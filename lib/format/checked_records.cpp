@@ -109,7 +109,8 @@ bool is_read(const Extent& part, const std::vector<Range>& ranges) {
 }
 
 std::vector<InputRecord> records_in(const InputFiles& inputs, FileId id,
-                                    const std::vector<Range>& ranges, Frames frames) {
+                                    const std::vector<Range>& ranges, Frames frames,
+                                    const TorchArchive* open) {
   std::vector<InputRecord> records;
   const InputFile& file = inputs[id];
   if (const std::vector<FilePart>* parts = inputs.parts(id)) {
@@ -119,6 +120,8 @@ std::vector<InputRecord> records_in(const InputFiles& inputs, FileId id,
         add_records(ZipReader::open(file, part.extent), part.name, ranges, frames, records);
       });
     }
+  } else if (open != nullptr && open->is_zip()) {
+    add_records(*open->zip(), "", ranges, frames, records);
   } else if (const std::optional<ZipReader> zip = open_zip(file, id)) {
     add_records(*zip, "", ranges, frames, records);
   }
@@ -127,12 +130,14 @@ std::vector<InputRecord> records_in(const InputFiles& inputs, FileId id,
 
 // `ranges`: for each file, by its number. Files without ranges are not opened.
 std::vector<InputRecord> records_in(const InputFiles& inputs,
-                                    const std::vector<std::vector<Range>>& ranges, Frames frames) {
+                                    const std::vector<std::vector<Range>>& ranges, Frames frames,
+                                    const OpenArchives& open) {
   std::vector<std::vector<InputRecord>> found(ranges.size());
   tbb::parallel_for(size_t{0}, ranges.size(), [&](size_t file) {
     if (ranges[file].empty()) return;
     const auto id = static_cast<FileId>(file);
-    found[file] = records_in(inputs, id, ranges[file], frames);
+    found[file] =
+        records_in(inputs, id, ranges[file], frames, file < open.size() ? open[file] : nullptr);
   });
   std::vector<InputRecord> records;
   for (auto& some : found) {
@@ -155,7 +160,8 @@ void put_records(PlanBuilder& plan, OutputId out, FileId file, uint64_t size,
 }  // namespace
 
 std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs,
-                                      const std::set<FileId>& but, Frames frames) {
+                                      const std::set<FileId>& but, Frames frames,
+                                      const OpenArchives& open) {
   std::vector<std::vector<Range>> ranges(inputs.size());
   for (const CopyItem& item : plan.items()) {
     plan.for_each_source(item, [&](const Rows& source, uint64_t rows) {
@@ -164,14 +170,14 @@ std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& in
   }
   for (const FileId file : but) ranges[file].clear();
   tbb::parallel_for(size_t{0}, ranges.size(), [&](size_t file) { join(ranges[file]); });
-  return records_in(inputs, ranges, frames);
+  return records_in(inputs, ranges, frames, open);
 }
 
 std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileId> files,
-                                     Frames frames) {
+                                     Frames frames, const OpenArchives& open) {
   std::vector<std::vector<Range>> ranges(inputs.size());
   for (const FileId file : files) ranges[file] = {{0, inputs[file].size()}};
-  return records_in(inputs, ranges, frames);
+  return records_in(inputs, ranges, frames, open);
 }
 
 void put_file(PlanBuilder& plan, OutputId out, const InputFiles& inputs, FileId file) {

@@ -481,6 +481,9 @@ const Extent& TorchArchive::extent() const {
 bool TorchArchive::is_zip() const {
   return impl_->zip.has_value();
 }
+const ZipReader* TorchArchive::zip() const {
+  return impl_->zip ? &*impl_->zip : nullptr;
+}
 std::string_view TorchArchive::prefix() const {
   return impl_->prefix;
 }

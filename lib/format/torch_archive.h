@@ -25,6 +25,7 @@
 namespace dsckpt {
 
 class ZipLayout;
+class ZipReader;
 
 // A tensor as its pickle describes it.
 struct TensorInfo {
@@ -85,6 +86,8 @@ class TorchArchive {
   // The bytes of the file that it covers: all, or those of a part.
   const Extent& extent() const;
   bool is_zip() const;
+  // nullptr for the legacy form.
+  const ZipReader* zip() const;
   // The zip's top folder, which torch derives from the file name it saved to ("archive" when it
   // saved to a stream); "" for the legacy form.
   std::string_view prefix() const;

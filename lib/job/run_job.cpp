@@ -45,14 +45,20 @@ constexpr std::chrono::milliseconds kCallbackInterval{100};
 // returns every record of the checkpoint.
 std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all,
                                           Frames frames = Frames::checked) {
-  std::vector<InputRecord> records = records_read(job.plan, *job.inputs, job.as_they_are, frames);
-  if (!all || !job.checkpoint) return records;
   std::vector<FileId> files;
-  for (const CheckpointFile& file : job.checkpoint->archives())
-    files.push_back(file.archive->file());
+  OpenArchives open(job.inputs->size());
+  if (job.checkpoint) {
+    for (const CheckpointFile& file : job.checkpoint->archives()) {
+      files.push_back(file.archive->file());
+      open[files.back()] = file.archive;
+    }
+  }
+  std::vector<InputRecord> records =
+      records_read(job.plan, *job.inputs, job.as_they_are, frames, open);
+  if (!all || !job.checkpoint) return records;
   for (const DataFile& file : job.checkpoint->files().data) files.push_back(file.id);
   for (const InputRecord& record : records) files.push_back(record.extent.file);
-  return all_records(*job.inputs, std::move(files), frames);
+  return all_records(*job.inputs, std::move(files), frames, open);
 }
 
 // Counts the bytes that the plan reads from files without a checksum. Those are not packed, and

@@ -74,6 +74,19 @@ TEST_F(CheckedRecords, AreThoseOfWhichAByteIsRead) {
   EXPECT_TRUE(records_read(CopyPlan(), inputs_).empty());
 }
 
+TEST_F(CheckedRecords, AreThoseOfAnOpenArchiveWithoutItsDirectory) {
+  const test::TempFolder folder;
+  std::string bytes = test::read_all(kFormats / "small.pt");
+  InputFiles inputs;
+  const FileId file = inputs.add(folder.write("small.pt", bytes));
+  const TorchArchive archive = TorchArchive::open(inputs, file);
+  const Names names = names_of(all_records(inputs, {file}));
+  std::fill(bytes.end() - 22, bytes.end(), '\0');  // where the directory is said to be
+  folder.write("small.pt", bytes);
+  EXPECT_EQ(names_of(all_records(inputs, {file}, Frames::checked, {&archive})), names);
+  EXPECT_THROW(all_records(inputs, {file}), CorruptError);
+}
+
 TEST_F(CheckedRecords, AreTheEndsOfTheItemsOfAFile) {
   const OutputId out = plan_.add_output("copy.pt", inputs_[file_].size());
   put_file(plan_, out, inputs_, file_);
