@@ -21,6 +21,8 @@ struct Elements {
 struct Tolerance {
   double absolute = 0;
   double relative = 0;
+
+  static void fields(auto& codec, auto& self) { codec(self.absolute, self.relative); }
 };
 
 // Differences over pairs of elements. A complex element is two: its real and its imaginary part.

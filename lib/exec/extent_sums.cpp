@@ -75,9 +75,7 @@ class ExtentWork : public PieceWork {
 
   void write_piece(VarintWriter& text, uint64_t piece) override {
     const Extent& extent = extents_[piece];
-    text.number(number_of(inputs_, extent.file));
-    text.number(extent.offset);
-    text.number(extent.size);
+    text(number_of(inputs_, extent.file), extent.offset, extent.size);
   }
 
   std::string answer(std::string_view task, RankInputs& inputs, unsigned threads,
@@ -120,10 +118,9 @@ std::string sum_for_rank(std::string_view bytes, RankInputs& inputs, unsigned th
   std::vector<Extent> extents;
   for (const std::string& piece : task.pieces) {
     VarintReader reader(piece);
-    Extent extent{.file = inputs.open(static_cast<FileId>(reader.number()))};
-    extent.offset = reader.number();
-    extent.size = reader.number();
-    extents.push_back(extent);
+    Extent& extent = extents.emplace_back();
+    reader(extent.file, extent.offset, extent.size);
+    extent.file = inputs.open(extent.file);
   }
   std::vector<std::string> answers(extents.size());
   sum_here(inputs.files(), extents, kind, threads, progress,

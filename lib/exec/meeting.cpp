@@ -60,42 +60,15 @@ struct FirstNote {
   uint64_t beat = 0;
   std::string host = {};
   std::string owner = {};
-  std::map<int, uint64_t> welcome = {};  // rank -> Note::visit
-  uint64_t number = 0;                   // of the word
+  std::vector<uint64_t> welcome = {};  // by rank: OtherNote::visit
+  uint64_t number = 0;                 // of the word
   Word word = Word::nothing;
   std::string text = {};
 
-  std::string encode() const {
-    VarintWriter writer;
-    writer.text(program);
-    writer.number(meeting);
-    writer.number(beat);
-    writer.text(host);
-    writer.text(owner);
-    writer.number(welcome.size());
-    for (const auto& [rank, visit] : welcome) {
-      writer.number(static_cast<uint64_t>(rank));
-      writer.number(visit);
-    }
-    writer.number(number);
-    writer.number(static_cast<uint64_t>(word));
-    writer.text(text);
-    return writer.take();
-  }
-  static FirstNote decode(const std::string& bytes) {
-    VarintReader reader(bytes);
-    FirstNote note{.program = reader.text(), .meeting = reader.number()};
-    note.beat = reader.number();
-    note.host = reader.text();
-    note.owner = reader.text();
-    for (size_t left = reader.count(); left > 0; --left) {
-      const int rank = static_cast<int>(reader.number());
-      note.welcome[rank] = reader.number();
-    }
-    note.number = reader.number();
-    note.word = reader.choice(Word::end);
-    note.text = reader.text();
-    return note;
+  static void fields(auto& codec, auto& self) {
+    codec(self.program, self.meeting, self.beat, self.host, self.owner, self.welcome, self.number);
+    codec.one_of(self.word, Word::end);
+    codec(self.text);
   }
 };
 
@@ -112,33 +85,9 @@ struct OtherNote {
   bool failed = false;
   std::string answer = {};  // or encode_failure()
 
-  std::string encode() const {
-    VarintWriter writer;
-    writer.text(program);
-    for (const uint64_t number : {meeting, visit, beat, static_cast<uint64_t>(size)}) {
-      writer.number(number);
-    }
-    writer.text(host);
-    writer.text(owner);
-    writer.number(is_gone ? 1 : 0);
-    writer.number(heard);
-    writer.number(failed ? 1 : 0);
-    writer.text(answer);
-    return writer.take();
-  }
-  static OtherNote decode(const std::string& bytes) {
-    VarintReader reader(bytes);
-    OtherNote note{.program = reader.text(), .meeting = reader.number()};
-    note.visit = reader.number();
-    note.beat = reader.number();
-    note.size = static_cast<int>(reader.number());
-    note.host = reader.text();
-    note.owner = reader.text();
-    note.is_gone = reader.number() != 0;
-    note.heard = reader.number();
-    note.failed = reader.number() != 0;
-    note.answer = reader.text();
-    return note;
+  static void fields(auto& codec, auto& self) {
+    codec(self.program, self.meeting, self.visit, self.beat, self.size, self.host, self.owner,
+          self.is_gone, self.heard, self.failed, self.answer);
   }
 };
 
@@ -168,7 +117,7 @@ Found read_note(const Folder& folder, int rank, Note& note) {
     return Found::nothing;
   }
   try {
-    note = Note::decode(content);
+    note = decoded<Note>(content);
     return Found::note;
   } catch (const Error&) {  // another version's
     return Found::nothing;
@@ -242,7 +191,8 @@ struct Meeting::Impl {
     note = {.program = given.program,
             .meeting = random_number(),
             .host = host_name(),
-            .owner = owner_line()};
+            .owner = owner_line(),
+            .welcome = std::vector<uint64_t>(static_cast<size_t>(launch.size))};
     others.resize(static_cast<size_t>(launch.size));
     try {
       above = Folder::at(fs::absolute(place.above));
@@ -250,7 +200,7 @@ struct Meeting::Impl {
       folder = above->make_own(place.name);
       // NFS remembers which names were not there, so all are there from now on.
       for (int rank = launch.size - 1; rank >= 0; --rank) {
-        write_note(*folder, rank, rank == 0 ? note.encode() : "");
+        write_note(*folder, rank, rank == 0 ? encoded(note) : "");
       }
     } catch (const IoError& error) {
       Error(error)
@@ -291,7 +241,7 @@ struct Meeting::Impl {
         is_changed = false;
         written = Clock::now();
         ++note.beat;
-        const std::string text = note.encode();
+        const std::string text = encoded(note);
         lock.unlock();
         try {
           write_note(*folder, 0, text);
@@ -312,7 +262,7 @@ struct Meeting::Impl {
     if (found && found->meeting == note.meeting) {
       other.note = *std::move(found);
       other.has_come = true;
-      uint64_t& welcomed = note.welcome[rank];
+      uint64_t& welcomed = note.welcome[static_cast<size_t>(rank)];
       is_changed |= std::exchange(welcomed, other.note.visit) != other.note.visit;
     }
     if (other.has_come) other.silence.look(other.note.beat);
@@ -527,11 +477,11 @@ struct Attendance::Impl {
         above.look_anew();
         folder = above.own(place.name, true);
         if (!folder || read_note(*folder, 0, first) != Found::note) continue;
-        const auto welcome = first.welcome.find(rank);
-        if (welcome != first.welcome.end() && welcome->second == own.visit) return;
+        const auto number = static_cast<size_t>(rank);
+        if (number < first.welcome.size() && first.welcome[number] == own.visit) return;
         why = "who has written to " + folder->path().string() + " does not answer";
         if (std::exchange(own.meeting, first.meeting) != first.meeting) {
-          write_note(*folder, rank, own.encode());
+          write_note(*folder, rank, encoded(own));
         }
       } catch (const Error& error) {  // an earlier run's is being removed, perhaps
         why = error.message();
@@ -548,7 +498,7 @@ struct Attendance::Impl {
         is_changed = false;
         written = Clock::now();
         ++own.beat;
-        const std::string text = own.encode();
+        const std::string text = encoded(own);
         lock.unlock();
         try {
           write_note(*folder, rank, text);
@@ -579,6 +529,15 @@ struct Attendance::Impl {
       if (stops) seen.notify_all();
       changed.wait_for(lock, pause, [&] { return is_over || is_changed; });
     }
+  }
+
+  void reply(const std::string& text, bool failed) {
+    const std::lock_guard lock(mutex);
+    own.heard = handled;
+    own.failed = failed;
+    own.answer = text;
+    is_changed = true;
+    changed.notify_all();
   }
 
   const int rank;
@@ -637,21 +596,11 @@ void Attendance::on_stop(std::function<void(bool)> stop) {
 }
 
 void Attendance::answer(const std::string& text) {
-  const std::lock_guard lock(impl_->mutex);
-  impl_->own.heard = impl_->handled;
-  impl_->own.failed = false;
-  impl_->own.answer = text;
-  impl_->is_changed = true;
-  impl_->changed.notify_all();
+  impl_->reply(text, false);
 }
 
 void Attendance::fail(const std::exception& failure) {
-  const std::lock_guard lock(impl_->mutex);
-  impl_->own.heard = impl_->handled;
-  impl_->own.failed = true;
-  impl_->own.answer = encode_failure(failure);
-  impl_->is_changed = true;
-  impl_->changed.notify_all();
+  impl_->reply(encode_failure(failure), true);
 }
 
 }  // namespace dsckpt

@@ -39,10 +39,9 @@ void RankReader::read_at(const fs::path& path, uint64_t size, int64_t modified, 
 
 NodeFiles::NodeFiles(Meeting& ranks, const std::vector<fs::path>& folders, Progress& progress)
     : ranks_(ranks), progress_(progress) {
-  VarintWriter question;
-  question.number(folders.size());
-  for (const fs::path& folder : folders) question.text(fs::absolute(folder).native());
-  const std::map<int, std::string> answers = ranks.ask(Word::look, question.take(), progress);
+  std::vector<fs::path> question;
+  for (const fs::path& folder : folders) question.push_back(fs::absolute(folder));
+  const std::map<int, std::string> answers = ranks.ask(Word::look, encoded(question), progress);
   // Several ranks of a node see one folder.
   using Seen = std::tuple<std::string, size_t, uint64_t, int64_t>;
   std::set<Seen> known;
@@ -50,9 +49,9 @@ NodeFiles::NodeFiles(Meeting& ranks, const std::vector<fs::path>& folders, Progr
   std::vector<FileLook> own;
   for (const fs::path& folder : folders) own.push_back(look_at(folder));
   for (const auto& [rank, bytes] : answers) {
-    VarintReader reader(bytes);
-    for (size_t i = 0; i < folders.size(); ++i) {
-      const FileLook look = read_look(reader);
+    const auto looks = decoded<std::vector<FileLook>>(bytes);
+    for (size_t i = 0; i < std::min(looks.size(), own.size()); ++i) {
+      const FileLook& look = looks[i];
       const bool same = look.inode == own[i].inode && look.modified == own[i].modified;
       if (!look.is_there || !look.is_folder || (same && own[i].is_there)) continue;
       if (known.emplace(ranks.member(rank).host, i, look.inode, look.modified).second) {
@@ -116,10 +115,11 @@ void NodeFiles::stand_in(int rank, const fs::path& folder, const std::vector<Lis
 }
 
 std::string looks_of(const std::string& folders) {
-  VarintReader reader(folders);
-  VarintWriter writer;
-  for (size_t left = reader.count(); left > 0; --left) write_look(writer, look_at(reader.text()));
-  return writer.take();
+  std::vector<FileLook> looks;
+  for (const fs::path& folder : decoded<std::vector<fs::path>>(folders)) {
+    looks.push_back(look_at(folder));
+  }
+  return encoded(looks);
 }
 
 Token token_in(const std::string& text) {
@@ -130,9 +130,7 @@ Token token_in(const std::string& text) {
 }
 
 std::string place_text(const FileServer& server, int rank) {
-  VarintWriter writer;
-  write_place(writer, {{rank, host_name()}, own_addresses(), server.port()});
-  return writer.take();
+  return encoded(FileServerPlace{{rank, host_name()}, own_addresses(), server.port()});
 }
 
 }  // namespace dsckpt

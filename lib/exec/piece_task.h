@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/varint.h"
 #include "dsckpt/run.h"
 
 namespace dsckpt {
@@ -30,9 +31,13 @@ struct PieceTask {
   std::string question = {};
   std::vector<std::string> pieces = {};
 
-  std::string encode() const;
+  static void fields(auto& codec, auto& self) {
+    codec.one_of(self.kind, PieceKind::questions);
+    codec(self.question, self.pieces);
+  }
+  std::string encode() const { return encoded(*this); }
   // Throws CorruptError.
-  static PieceTask decode(std::string_view bytes);
+  static PieceTask decode(std::string_view bytes) { return decoded<PieceTask>(bytes); }
 };
 
 // The answer for each of its pieces. Throws CorruptError for another number of them.

@@ -16,25 +16,35 @@ namespace {
 
 using Written = OutputSums::State::Written;
 
-template <typename Number>
-void write_numbers(VarintWriter& writer, const std::vector<Number>& numbers) {
-  writer.number(numbers.size());
-  uint64_t before = 0;
-  for (const Number number : numbers) {
-    writer.difference(before, number);
-    before = number;
-  }
+void code_plan(VarintWriter& writer, const CopyPlan& plan) {
+  write_plan(writer, plan);
+}
+void code_plan(VarintReader& reader, CopyPlan& plan) {
+  plan = read_plan(reader);
 }
 
-template <typename Number>
-std::vector<Number> read_numbers(VarintReader& reader) {
-  std::vector<Number> numbers(reader.count());
-  uint64_t before = 0;
-  for (Number& number : numbers) {
-    before = reader.difference(before);
-    number = static_cast<Number>(before);
-  }
-  return numbers;
+void code_portion(auto& codec, auto& portion) {
+  codec(portion.batches.first, portion.batches.last, portion.unit_bytes, portion.cut.begin,
+        portion.cut.end);
+  code_plan(codec, portion.part.plan);
+  codec.rising(portion.part.outputs);
+  codec.rising(portion.part.files);
+  codec.rising(portion.part.digests);
+  codec.rising(portion.use.of_item);
+  codec.rising(portion.use.of_operand);
+  codec.rising(portion.records);
+  codec(portion.use.extra_reads);
+}
+
+void code_result(auto& codec, auto& result) {
+  codec(result.batches.first, result.batches.last, result.sums.bytes_read, result.bytes_stored);
+  codec.rows(result.sums.digests, &DigestPiece::digest, &DigestPiece::begin, &DigestPiece::size,
+             &DigestPiece::crc);
+  codec.rows(result.sums.records, &RecordPiece::record, &RecordPiece::offset, &RecordPiece::size,
+             &RecordPiece::crc);
+  codec.rows(result.written.written, &Written::out, &Written::offset, &Written::size,
+             &Written::crc);
+  codec(result.sent);
 }
 
 // Throws if a number in it is of something that it does not have.
@@ -153,91 +163,28 @@ void PortionCutter::add_records(Portion& portion, size_t first_item) const {
 
 std::string Portion::encode() const {
   VarintWriter writer;
-  writer.number(batches.first);
-  writer.number(batches.last);
-  writer.number(unit_bytes);
-  writer.number(cut.begin);
-  writer.number(cut.end);
-  write_plan(writer, part.plan);
-  write_numbers(writer, part.outputs);
-  write_numbers(writer, part.files);
-  write_numbers(writer, part.digests);
-  write_numbers(writer, use.of_item);
-  write_numbers(writer, use.of_operand);
-  write_numbers(writer, records);
-  writer.number(use.extra_reads.size());
-  for (const RecordUse::ExtraRead& read : use.extra_reads) {
-    writer.number(read.record);
-    writer.number(read.extent.file);
-    writer.number(read.extent.offset);
-    writer.number(read.extent.size);
-  }
+  code_portion(writer, *this);
   return writer.take();
 }
 
 Portion Portion::decode(std::string_view bytes) {
   VarintReader reader(bytes);
   Portion portion;
-  portion.batches.first = reader.number();
-  portion.batches.last = reader.number();
-  portion.unit_bytes = reader.number();
-  portion.cut.begin = reader.number();
-  portion.cut.end = reader.number();
-  portion.part.plan = read_plan(reader);
-  portion.part.outputs = read_numbers<OutputId>(reader);
-  portion.part.files = read_numbers<FileId>(reader);
-  portion.part.digests = read_numbers<uint64_t>(reader);
-  portion.use.of_item = read_numbers<uint32_t>(reader);
-  portion.use.of_operand = read_numbers<uint32_t>(reader);
-  portion.records = read_numbers<uint32_t>(reader);
-  portion.use.extra_reads.resize(reader.count());
-  for (RecordUse::ExtraRead& read : portion.use.extra_reads) {
-    read.record = static_cast<uint32_t>(reader.number());
-    read.extent.file = static_cast<FileId>(reader.number());
-    read.extent.offset = reader.number();
-    read.extent.size = reader.number();
-  }
+  code_portion(reader, portion);
   check(portion);
   return portion;
 }
 
 std::string PortionResult::encode() const {
   VarintWriter writer;
-  writer.number(batches.first);
-  writer.number(batches.last);
-  writer.number(sums.bytes_read);
-  writer.number(bytes_stored);
-  writer.rows(sums.digests, &DigestPiece::digest, &DigestPiece::begin, &DigestPiece::size,
-              &DigestPiece::crc);
-  writer.rows(sums.records, &RecordPiece::record, &RecordPiece::offset, &RecordPiece::size,
-              &RecordPiece::crc);
-  writer.rows(written.written, &Written::out, &Written::offset, &Written::size, &Written::crc);
-  writer.rows(sent.sent, &SentPart::out, &SentPart::number, &SentPart::size, &SentPart::crc);
-  for (const SentPart& part : sent.sent) writer.text(part.etag);
-  writer.text(sent.left_in);
-  writer.rows(sent.left, &LeftBytes::out, &LeftBytes::offset, &LeftBytes::size, &LeftBytes::crc);
+  code_result(writer, *this);
   return writer.take();
 }
 
 PortionResult PortionResult::decode(std::string_view bytes) {
   VarintReader reader(bytes);
   PortionResult result;
-  result.batches.first = reader.number();
-  result.batches.last = reader.number();
-  result.sums.bytes_read = reader.number();
-  result.bytes_stored = reader.number();
-  result.sums.digests = reader.rows<DigestPiece>(&DigestPiece::digest, &DigestPiece::begin,
-                                                 &DigestPiece::size, &DigestPiece::crc);
-  result.sums.records = reader.rows<RecordPiece>(&RecordPiece::record, &RecordPiece::offset,
-                                                 &RecordPiece::size, &RecordPiece::crc);
-  result.written.written =
-      reader.rows<Written>(&Written::out, &Written::offset, &Written::size, &Written::crc);
-  result.sent.sent =
-      reader.rows<SentPart>(&SentPart::out, &SentPart::number, &SentPart::size, &SentPart::crc);
-  for (SentPart& part : result.sent.sent) part.etag = reader.text();
-  result.sent.left_in = reader.text();
-  result.sent.left = reader.rows<LeftBytes>(&LeftBytes::out, &LeftBytes::offset, &LeftBytes::size,
-                                            &LeftBytes::crc);
+  code_result(reader, result);
   return result;
 }
 

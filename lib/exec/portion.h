@@ -78,6 +78,11 @@ struct PortionOptions {
   // The hashes of all outputs of the whole run, for PackedOutput; or empty.
   std::vector<std::optional<Sha256Digest>> sha256 = {};
   bool keep_sums = false;  // fill in PortionResult::written
+
+  // Without the threads, which are each process's own.
+  static void fields(auto& codec, auto& self) {
+    codec(self.limit_rate, self.pack, self.sha256, self.keep_sums);
+  }
 };
 
 // A running portion.

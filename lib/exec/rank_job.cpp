@@ -15,54 +15,6 @@ namespace {
 
 constexpr uint64_t kBug = 255;  // in the place of an ErrorKind
 
-void write_sha256(VarintWriter& writer, const std::vector<std::optional<Sha256Digest>>& all) {
-  writer.number(all.size());
-  for (const std::optional<Sha256Digest>& one : all) {
-    writer.text(one ? as_text(ByteSpan(*one)) : std::string_view());
-  }
-}
-
-std::vector<std::optional<Sha256Digest>> read_sha256(VarintReader& reader) {
-  std::vector<std::optional<Sha256Digest>> all(reader.count());
-  for (std::optional<Sha256Digest>& one : all) {
-    const std::string bytes = reader.text();
-    if (bytes.empty()) continue;
-    const ByteSpan digest = as_byte_span(bytes);
-    if (digest.size() != Sha256Digest().size()) throw CorruptError({}, "no SHA-256");
-    one.emplace();
-    std::copy(digest.begin(), digest.end(), one->begin());
-  }
-  return all;
-}
-
-void write_far(VarintWriter& writer, const FarStaging& far) {
-  writer.number(far.part_bytes);
-  writer.text(far.run);
-  writer.text(far.marker);
-  writer.number(static_cast<uint64_t>(far.since));
-  writer.number(far.objects.size());
-  for (const FarStaging::Object& object : far.objects) {
-    writer.text(object.path);
-    writer.text(object.upload);
-    writer.number(object.is_held ? 1 : 0);
-  }
-}
-
-FarStaging read_far(VarintReader& reader) {
-  FarStaging far;
-  far.part_bytes = reader.number();
-  far.run = reader.text();
-  far.marker = reader.text();
-  far.since = static_cast<int64_t>(reader.number());
-  far.objects.resize(reader.count());
-  for (FarStaging::Object& object : far.objects) {
-    object.path = reader.text();
-    object.upload = reader.text();
-    object.is_held = reader.number() != 0;
-  }
-  return far;
-}
-
 }  // namespace
 
 RankJob::Input RankJob::Input::of(const InputFile& file) {
@@ -81,29 +33,6 @@ RankJob::Input RankJob::Input::of(const InputFile& file) {
   return input;
 }
 
-void RankJob::Input::write(VarintWriter& writer) const {
-  writer.text(path);
-  writer.text(display);
-  writer.number(stored_size);
-  writer.number(static_cast<uint64_t>(modified));
-  writer.number(static_cast<uint64_t>(owner + 1));
-  writer.text(path_there);
-  writer.number(version ? 1 : 0);
-  if (version) writer.text(*version);
-}
-
-RankJob::Input RankJob::Input::read(VarintReader& reader) {
-  Input input;
-  input.path = reader.text();
-  input.display = reader.text();
-  input.stored_size = reader.number();
-  input.modified = static_cast<int64_t>(reader.number());
-  input.owner = static_cast<int>(reader.number()) - 1;
-  input.path_there = reader.text();
-  if (reader.number() != 0) input.version = reader.text();
-  return input;
-}
-
 FileId RankJob::Input::open(InputFiles& files) const {
   if (!version) return files.add_again(path, display);
   return files.add_far(path, display, far_file_called(path_there, stored_size, modified, *version));
@@ -116,51 +45,6 @@ std::string RankJob::Input::site() const {
 
 void RankJob::add_inputs(const InputFiles& files) {
   for (FileId file = 0; file < files.size(); ++file) inputs.push_back(Input::of(files[file]));
-}
-
-std::string RankJob::encode() const {
-  VarintWriter writer;
-  writer.number(inputs.size());
-  for (const Input& input : inputs) input.write(writer);
-  writer.number(static_cast<uint64_t>(tasks));
-  writer.text(place.path.native());
-  writer.text(place.files_in.native());
-  writer.text(place.attempts_in.native());
-  writer.text(place.target.native());
-  for (const bool flag : {place.packed, place.direct, place.durable, place.are_there,
-                          options.keep_sums, sync_results}) {
-    writer.number(flag ? 1 : 0);
-  }
-  writer.number(place.write_bytes);
-  writer.number(options.limit_rate);
-  writer.number(options.pack ? static_cast<uint64_t>(*options.pack) + 1 : 0);
-  write_sha256(writer, options.sha256);
-  writer.text(servers);
-  write_far(writer, place.far);
-  return writer.take();
-}
-
-RankJob RankJob::decode(std::string_view bytes) {
-  VarintReader reader(bytes);
-  RankJob job;
-  job.inputs.resize(reader.count());
-  for (Input& input : job.inputs) input = Input::read(reader);
-  job.tasks = static_cast<Tasks>(reader.number());
-  job.place.path = reader.text();
-  job.place.files_in = reader.text();
-  job.place.attempts_in = reader.text();
-  job.place.target = reader.text();
-  for (bool* flag : {&job.place.packed, &job.place.direct, &job.place.durable, &job.place.are_there,
-                     &job.options.keep_sums, &job.sync_results}) {
-    *flag = reader.number() != 0;
-  }
-  job.place.write_bytes = reader.number();
-  job.options.limit_rate = reader.number();
-  if (const uint64_t level = reader.number()) job.options.pack = static_cast<int>(level - 1);
-  job.options.sha256 = read_sha256(reader);
-  job.servers = reader.text();
-  job.place.far = read_far(reader);
-  return job;
 }
 
 IoError other_input(const RankJob::Input& wanted, const InputFile& file, bool on_rank) {

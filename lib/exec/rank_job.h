@@ -36,9 +36,12 @@ struct RankJob {
     // In an object store, or on a web server: FarFile::version, and its stored URL is `path_there`.
     std::optional<std::string> version = {};
 
+    static void fields(auto& codec, auto& self) {
+      codec(self.path, self.display, self.stored_size, self.modified, self.owner, self.path_there,
+            self.version);
+    }
+
     static Input of(const InputFile& file);
-    void write(VarintWriter& writer) const;
-    static Input read(VarintReader& reader);
     // Opens it as it was, in a store, or the file that has its path now. Throws as InputFile and
     // far_file_called().
     FileId open(InputFiles& files) const;
@@ -61,8 +64,13 @@ struct RankJob {
   // Appends all files, in their order.
   void add_inputs(const InputFiles& files);
 
-  std::string encode() const;
-  static RankJob decode(std::string_view bytes);
+  static void fields(auto& codec, auto& self) {
+    codec(self.inputs);
+    codec.one_of(self.tasks, Tasks::pieces);
+    codec(self.place, self.options, self.sync_results, self.servers);
+  }
+  std::string encode() const { return encoded(*this); }
+  static RankJob decode(std::string_view bytes) { return decoded<RankJob>(bytes); }
 };
 
 // The error for `file`, which has the path of `wanted` and is another file: on a rank, or since it

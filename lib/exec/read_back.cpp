@@ -170,15 +170,10 @@ uint64_t read_back_here(std::span<const MeantFile> files, uint64_t limit_rate, u
 
 void write_meant(VarintWriter& writer, const Stretch& stretch) {
   const std::optional<Folder>& folder = stretch.file->folder;
-  writer.text(folder ? std::filesystem::absolute(folder->path()).native() : "");
-  writer.text(stretch.file->path.native());
-  writer.text(stretch.file->display);
-  writer.number(stretch.pieces.size());
-  for (const MeantFile::Piece& piece : stretch.pieces) {
-    writer.number(piece.begin);
-    writer.number(piece.size);
-    writer.number(piece.crc);
-  }
+  writer(folder ? std::filesystem::absolute(folder->path()) : std::filesystem::path(),
+         stretch.file->path, stretch.file->display);
+  writer.rows(stretch.pieces, &MeantFile::Piece::begin, &MeantFile::Piece::size,
+              &MeantFile::Piece::crc);
 }
 
 MeantFile read_meant(VarintReader& reader) {
@@ -186,14 +181,9 @@ MeantFile read_meant(VarintReader& reader) {
   if (const std::filesystem::path folder = reader.text(); !folder.empty()) {
     file.folder = StagingPlace{.path = folder}.open();
   }
-  file.path = reader.text();
-  file.display = reader.text();
-  file.pieces.resize(reader.count());
-  for (MeantFile::Piece& piece : file.pieces) {
-    piece.begin = reader.number();
-    piece.size = reader.number();
-    piece.crc = static_cast<uint32_t>(reader.number());
-  }
+  reader(file.path, file.display);
+  reader.rows(file.pieces, &MeantFile::Piece::begin, &MeantFile::Piece::size,
+              &MeantFile::Piece::crc);
   if (file.pieces.empty()) throw CorruptError({}, "a file without bytes to read");
   return file;
 }

@@ -35,6 +35,10 @@ struct RecordUse {
   struct ExtraRead {
     uint32_t record = 0;
     Extent extent = {};
+
+    static void fields(auto& codec, auto& self) {
+      codec(self.record, self.extent.file, self.extent.offset, self.extent.size);
+    }
   };
   std::vector<uint32_t> of_item = {};     // of each item of the plan
   std::vector<uint32_t> of_operand = {};  // of each of its operands

@@ -42,6 +42,12 @@ struct StagingPlace {
   // is left for the commit, and what is said of files above does not matter.
   FarStaging far = {};
 
+  // Without the open folder.
+  static void fields(auto& codec, auto& self) {
+    codec(self.path, self.files_in, self.attempts_in, self.target, self.packed, self.direct,
+          self.write_bytes, self.durable, self.are_there, self.far);
+  }
+
   // True if its bytes are written past the page cache.
   bool is_direct(const PlannedFile& file) const;
   // The staging folder. Throws IoError, and UsageError if it is not this user's.

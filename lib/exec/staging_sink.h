@@ -16,6 +16,10 @@ struct SentPart {
   uint64_t size = 0;
   uint32_t crc = 0;
   std::string etag = {};
+
+  static void fields(auto& codec, auto& self) {
+    codec(self.out, self.number, self.size, self.crc, self.etag);
+  }
 };
 
 // Bytes of a part that lacks others. They wait in a file for the commit.
@@ -24,12 +28,16 @@ struct LeftBytes {
   uint64_t offset = 0;  // in the output
   uint64_t size = 0;
   uint32_t crc = 0;
+
+  static void fields(auto& codec, auto& self) { codec(self.out, self.offset, self.size, self.crc); }
 };
 
 struct SentWork {
   std::vector<SentPart> sent = {};
   std::string left_in = {};          // a file in StagingPlace::files_in; "": nothing is left
   std::vector<LeftBytes> left = {};  // in the order of that file
+
+  static void fields(auto& codec, auto& self) { codec(self.sent, self.left_in, self.left); }
 };
 
 class StagingSink : public Sink {
@@ -48,8 +56,14 @@ struct FarStaging {
     std::string path = {};    // in the store
     std::string upload = {};  // "": not begun, or held
     bool is_held = false;     // sent in one request, by the commit
+
+    static void fields(auto& codec, auto& self) { codec(self.path, self.upload, self.is_held); }
   };
   std::vector<Object> objects = {};  // by output
+
+  static void fields(auto& codec, auto& self) {
+    codec(self.part_bytes, self.run, self.marker, self.since, self.objects);
+  }
 };
 
 }  // namespace dsckpt

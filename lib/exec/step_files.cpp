@@ -34,7 +34,7 @@ constexpr const char* kBegun = "portions.begun";
 constexpr const char* kResults = "results";
 constexpr const char* kFailed = "failed";
 constexpr const char* kTaken = "taken";
-constexpr uint64_t kStepFormat = 4;
+constexpr uint64_t kStepFormat = 5;
 
 std::string shown_in(const Folder& folder, const fs::path& name) {
   return (folder.path() / name).string();
@@ -65,36 +65,16 @@ std::optional<std::string_view> without_checksum(std::string_view bytes) {
   return content;
 }
 
-void write_texts(VarintWriter& writer, const std::vector<std::string>& texts) {
-  writer.number(texts.size());
-  for (const std::string& text : texts) writer.text(text);
-}
-
-std::vector<std::string> read_texts(VarintReader& reader) {
-  std::vector<std::string> texts(reader.count());
-  for (std::string& text : texts) text = reader.text();
-  return texts;
+// The members behind the program and the format. Any version can read those two of another one.
+void code_rest(auto& codec, auto& plan, auto& folder) {
+  codec(plan.by.words, plan.by.folder, folder, plan.made_folders, plan.job, plan.unit_bytes,
+        plan.number, plan.portions);
 }
 
 std::string encode(const StepPlan& plan, uint64_t folder) {
   VarintWriter writer;
-  // Any version can read this of any other one's.
-  writer.text(plan.by.program);
-  writer.number(kStepFormat);
-  write_texts(writer, plan.by.words);
-  writer.text(plan.by.folder);
-  writer.number(folder);
-  write_texts(writer, plan.made_folders);
-  writer.text(plan.job.encode());
-  writer.number(plan.unit_bytes);
-  writer.number(plan.number);
-  writer.number(plan.portions.size());
-  for (const StepPlan::Entry& entry : plan.portions) {
-    for (const uint64_t number : {entry.batches.first, entry.batches.last, entry.bytes, entry.begin,
-                                  entry.size, uint64_t{entry.crc}, entry.share}) {
-      writer.number(number);
-    }
-  }
+  writer(plan.by.program, kStepFormat);
+  code_rest(writer, plan, folder);
   return writer.take();
 }
 
@@ -107,25 +87,11 @@ StepPlan decode(const Folder& folder, std::string_view bytes) {
                      ": another release has planned it: " + plan.by.program)
         .with_hint("continue with that release, or " + how_to_begin_anew(folder));
   }
-  plan.by.words = read_texts(reader);
-  plan.by.folder = reader.text();
-  if (reader.number() != folder.number()) {
+  uint64_t planned_in = 0;
+  code_rest(reader, plan, planned_in);
+  if (planned_in != folder.number()) {
     throw UsageError(folder.path().string() + ": is a copy of the folder that was planned in")
         .with_hint("continue in that folder; the files of a copy may be another run's");
-  }
-  plan.made_folders = read_texts(reader);
-  plan.job = RankJob::decode(reader.text());
-  plan.unit_bytes = reader.number();
-  plan.number = reader.number();
-  plan.portions.resize(reader.count());
-  for (StepPlan::Entry& entry : plan.portions) {
-    entry.batches.first = reader.number();
-    entry.batches.last = reader.number();
-    entry.bytes = reader.number();
-    entry.begin = reader.number();
-    entry.size = reader.number();
-    entry.crc = static_cast<uint32_t>(reader.number());
-    entry.share = reader.number();
   }
   return plan;
 }

@@ -54,6 +54,11 @@ struct StepPlan {
     uint64_t size = 0;
     uint32_t crc = 0;
     uint64_t share = 0;  // of which rank; they rise
+
+    static void fields(auto& codec, auto& self) {
+      codec(self.batches.first, self.batches.last, self.bytes, self.begin, self.size, self.crc,
+            self.share);
+    }
   };
   std::vector<Entry> portions = {};
 };

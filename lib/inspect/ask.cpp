@@ -58,8 +58,8 @@ class BlockQuestions : public PieceWork {
   };
 
   void write_question(VarintWriter& question) const override {
-    question.number(static_cast<uint64_t>(kind_));
-    question.text(question_);
+    question.one_of(kind_, QuestionKind::not_rounded);
+    question(question_);
   }
 
   void write_piece(VarintWriter& text, uint64_t piece) override {
@@ -69,10 +69,7 @@ class BlockQuestions : public PieceWork {
     const int64_t first = static_cast<int64_t>(run.first) * whole;
     const int64_t count =
         std::min(static_cast<int64_t>(run.count) * whole, elements_of(item) - first);
-    text.number(run.first);
-    text.text(item.label);
-    text.number(item.option);
-    text.number(item.sources.size());
+    text(run.first, item.label, item.option, item.sources.size());
     for (const PassSource& source : item.sources) {
       write_source(text, source.value, first, count,
                    [&](FileId file) { return number_of(*source.inputs, file); });
@@ -108,15 +105,14 @@ template <typename Question>
 std::string answer_about_blocks(const PieceTask& task, VarintReader& question_text,
                                 RankInputs& inputs, unsigned threads, Progress& progress) {
   using Part = typename Question::Part;
-  const Question question = Question::read(question_text);
+  Question question;
+  question_text(question);
   std::vector<PassItem> items(task.pieces.size());
   std::vector<std::vector<Part>> parts;
   for (size_t i = 0; i < items.size(); ++i) {
     PassItem& item = items[i];
     VarintReader reader(task.pieces[i]);
-    item.first_block = reader.number();
-    item.label = reader.text();
-    item.option = reader.number();
+    reader(item.first_block, item.label, item.option);
     for (size_t left = reader.count(); left > 0; --left) {
       item.sources.push_back({&inputs.files(), read_source(reader, opening(inputs))});
     }
@@ -135,11 +131,11 @@ std::string answer_about_blocks(const PieceTask& task, VarintReader& question_te
       Part sum;
       for (const Part& part : of_piece) sum.add(part);
       answer.number(of_piece.size());
-      Question::write_part(answer, sum);
+      Question::fields_of_part(answer, sum);
     } else {
       for (const Part& part : of_piece) {
         answer.number(1);
-        Question::write_part(answer, part);
+        Question::fields_of_part(answer, part);
       }
     }
     answers.push_back(answer.take());

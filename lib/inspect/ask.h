@@ -39,11 +39,11 @@ std::vector<typename Question::Part> ask(const std::vector<PassItem>& items,
           folded.add(block.item, block.number, 1, question(items[block.item], block, bytes));
         });
   } else {
-    VarintWriter writer;
-    question.write(writer);
-    ask_readers(items, Question::kKind, writer.take(), reading,
-                [&](size_t item, size_t first, size_t count, VarintReader& part) {
-                  folded.add(item, first, count, Question::read_part(part));
+    ask_readers(items, Question::kKind, encoded(question), reading,
+                [&](size_t item, size_t first, size_t count, VarintReader& answer) {
+                  Part part;
+                  Question::fields_of_part(answer, part);
+                  folded.add(item, first, count, std::move(part));
                 });
   }
   std::vector<Part> parts;

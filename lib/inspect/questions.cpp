@@ -11,27 +11,6 @@
 namespace dsckpt {
 namespace {
 
-void write_index(VarintWriter& writer, const std::optional<int64_t>& index) {
-  writer.number(index ? static_cast<uint64_t>(*index) + 1 : 0);
-}
-
-std::optional<int64_t> read_index(VarintReader& reader) {
-  const uint64_t index = reader.number();
-  return index == 0 ? std::nullopt : std::optional(static_cast<int64_t>(index - 1));
-}
-
-// Two float64 hold every value of an Exact.
-void write_exact(VarintWriter& writer, Exact value) {
-  const auto high = static_cast<double>(value);
-  writer.real(high);
-  writer.real(std::isfinite(high) ? static_cast<double>(value - high) : 0);
-}
-
-Exact read_exact(VarintReader& reader) {
-  const Exact high = reader.real();
-  return high + reader.real();
-}
-
 bool is_nan(DType dtype, const std::byte* at) {
   float value = 0;
   if (!can_convert(dtype, DType::float32)) return false;
@@ -46,44 +25,6 @@ Statistics StatisticsQuestion::operator()(const PassItem& item, const Block&,
   return statistics_of(item.sources.front().value.dtype(), bytes.front(), histogram);
 }
 
-void StatisticsQuestion::write(VarintWriter& writer) const {
-  writer.number(histogram ? 1 : 0);
-}
-
-StatisticsQuestion StatisticsQuestion::read(VarintReader& reader) {
-  return {.histogram = reader.number() != 0};
-}
-
-void StatisticsQuestion::write_part(VarintWriter& writer, const Part& part) {
-  for (const uint64_t count :
-       {part.count, part.zeros, part.nans, part.positive_infinities, part.negative_infinities}) {
-    writer.number(count);
-  }
-  for (const double value : {part.min, part.max, part.mean, part.squared_deviations}) {
-    writer.real(value);
-  }
-  for (const auto* bins : {&part.histogram.negative, &part.histogram.positive}) {
-    writer.number(bins->size());
-    for (const uint64_t bin : *bins) writer.number(bin);
-  }
-}
-
-Statistics StatisticsQuestion::read_part(VarintReader& reader) {
-  Statistics part;
-  for (uint64_t* count : {&part.count, &part.zeros, &part.nans, &part.positive_infinities,
-                          &part.negative_infinities}) {
-    *count = reader.number();
-  }
-  for (double* value : {&part.min, &part.max, &part.mean, &part.squared_deviations}) {
-    *value = reader.real();
-  }
-  for (auto* bins : {&part.histogram.negative, &part.histogram.positive}) {
-    bins->resize(reader.count());
-    for (uint64_t& bin : *bins) bin = reader.number();
-  }
-  return part;
-}
-
 Difference DifferenceQuestion::operator()(const PassItem& item, const Block& block,
                                           const BlockBytes& bytes) const {
   return difference_of({item.sources[0].value.dtype(), bytes[0]},
@@ -91,43 +32,14 @@ Difference DifferenceQuestion::operator()(const PassItem& item, const Block& blo
                        block.first, tolerance);
 }
 
-void DifferenceQuestion::write(VarintWriter& writer) const {
-  writer.number(tolerance ? 1 : 0);
-  writer.real(tolerance ? tolerance->absolute : 0);
-  writer.real(tolerance ? tolerance->relative : 0);
+void code(VarintWriter& writer, Exact value) {
+  const auto high = static_cast<double>(value);
+  writer(high, std::isfinite(high) ? static_cast<double>(value - high) : 0.0);
 }
 
-DifferenceQuestion DifferenceQuestion::read(VarintReader& reader) {
-  const bool is_there = reader.number() != 0;
-  Tolerance tolerance{.absolute = reader.real()};
-  tolerance.relative = reader.real();
-  return {.tolerance = is_there ? std::optional(tolerance) : std::nullopt};
-}
-
-void DifferenceQuestion::write_part(VarintWriter& writer, const Part& part) {
-  for (const uint64_t count : {part.count, part.differing, part.outside, part.max_ulps}) {
-    writer.number(count);
-  }
-  writer.real(part.max_relative);
-  write_index(writer, part.index < 0 ? std::nullopt : std::optional(part.index));
-  for (const Exact value : {part.max_absolute, part.a, part.b}) write_exact(writer, value);
-  for (const double sum : {part.squared_change, part.squared_a, part.squared_b, part.product}) {
-    writer.real(sum);
-  }
-}
-
-Difference DifferenceQuestion::read_part(VarintReader& reader) {
-  Difference part;
-  for (uint64_t* count : {&part.count, &part.differing, &part.outside, &part.max_ulps}) {
-    *count = reader.number();
-  }
-  part.max_relative = reader.real();
-  part.index = read_index(reader).value_or(-1);
-  for (Exact* value : {&part.max_absolute, &part.a, &part.b}) *value = read_exact(reader);
-  for (double* sum : {&part.squared_change, &part.squared_a, &part.squared_b, &part.product}) {
-    *sum = reader.real();
-  }
-  return part;
+void code(VarintReader& reader, Exact& value) {
+  value = reader.real();
+  value += reader.real();
 }
 
 void Nonfinite::add(const Nonfinite& other) {
@@ -162,26 +74,6 @@ Nonfinite NonfiniteQuestion::operator()(const PassItem& item, const Block& block
   return count;
 }
 
-void NonfiniteQuestion::write(VarintWriter&) const {}
-
-NonfiniteQuestion NonfiniteQuestion::read(VarintReader&) {
-  return {};
-}
-
-void NonfiniteQuestion::write_part(VarintWriter& writer, const Part& part) {
-  writer.number(part.nan);
-  writer.number(part.inf);
-  write_index(writer, part.first);
-}
-
-Nonfinite NonfiniteQuestion::read_part(VarintReader& reader) {
-  Nonfinite part;
-  part.nan = reader.number();
-  part.inf = reader.number();
-  part.first = read_index(reader);
-  return part;
-}
-
 void NotRounded::add(const NotRounded& other) {
   if (!first) first = other.first;
 }
@@ -206,20 +98,6 @@ NotRounded NotRoundedQuestion::operator()(const PassItem& item, const Block& blo
     return {.first = block.first + i};
   }
   return {};
-}
-
-void NotRoundedQuestion::write(VarintWriter&) const {}
-
-NotRoundedQuestion NotRoundedQuestion::read(VarintReader&) {
-  return {};
-}
-
-void NotRoundedQuestion::write_part(VarintWriter& writer, const Part& part) {
-  write_index(writer, part.first);
-}
-
-NotRounded NotRoundedQuestion::read_part(VarintReader& reader) {
-  return {.first = read_index(reader)};
 }
 
 }  // namespace dsckpt

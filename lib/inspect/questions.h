@@ -7,7 +7,7 @@
 //   kKind            its number in the table of ask.cpp
 //   kFolds           whether it does not matter how the parts of a tensor are added up
 //   operator()       the part of one block
-//   write, read      the question as bytes; write_part, read_part a part
+//   fields           of the question, and fields_of_part of a part (base/varint.h)
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,10 @@ enum class QuestionKind : uint8_t {
   not_rounded,
 };
 
+// Two float64 hold every value of an Exact.
+void code(VarintWriter& writer, Exact value);
+void code(VarintReader& reader, Exact& value);
+
 using BlockBytes = std::vector<std::span<const std::byte>>;
 
 struct StatisticsQuestion {
@@ -39,10 +43,12 @@ struct StatisticsQuestion {
   bool histogram = false;
 
   Part operator()(const PassItem& item, const Block& block, const BlockBytes& bytes) const;
-  void write(VarintWriter& writer) const;
-  static StatisticsQuestion read(VarintReader& reader);
-  static void write_part(VarintWriter& writer, const Part& part);
-  static Part read_part(VarintReader& reader);
+  static void fields(auto& codec, auto& self) { codec(self.histogram); }
+  static void fields_of_part(auto& codec, auto& part) {
+    codec(part.count, part.zeros, part.nans, part.positive_infinities, part.negative_infinities,
+          part.min, part.max, part.mean, part.squared_deviations, part.histogram.negative,
+          part.histogram.positive);
+  }
 };
 
 // For items with two sources. PassItem::option is the DType in which they are compared.
@@ -54,10 +60,14 @@ struct DifferenceQuestion {
   std::optional<Tolerance> tolerance = {};
 
   Part operator()(const PassItem& item, const Block& block, const BlockBytes& bytes) const;
-  void write(VarintWriter& writer) const;
-  static DifferenceQuestion read(VarintReader& reader);
-  static void write_part(VarintWriter& writer, const Part& part);
-  static Part read_part(VarintReader& reader);
+  static void fields(auto& codec, auto& self) { codec(self.tolerance); }
+  static void fields_of_part(auto& codec, auto& part) {
+    codec(part.count, part.differing, part.outside, part.max_ulps, part.max_relative, part.index);
+    code(codec, part.max_absolute);
+    code(codec, part.a);
+    code(codec, part.b);
+    codec(part.squared_change, part.squared_a, part.squared_b, part.product);
+  }
 };
 
 // The number of NaN and Inf, and the index of the first.
@@ -75,10 +85,8 @@ struct NonfiniteQuestion {
   static constexpr bool kFolds = true;
 
   Part operator()(const PassItem& item, const Block& block, const BlockBytes& bytes) const;
-  void write(VarintWriter& writer) const;
-  static NonfiniteQuestion read(VarintReader& reader);
-  static void write_part(VarintWriter& writer, const Part& part);
-  static Part read_part(VarintReader& reader);
+  static void fields(auto&, auto&) {}
+  static void fields_of_part(auto& codec, auto& part) { codec(part.nan, part.inf, part.first); }
 };
 
 // The first element that is not the rounding of its master.
@@ -95,10 +103,8 @@ struct NotRoundedQuestion {
   static constexpr bool kFolds = true;
 
   Part operator()(const PassItem& item, const Block& block, const BlockBytes& bytes) const;
-  void write(VarintWriter& writer) const;
-  static NotRoundedQuestion read(VarintReader& reader);
-  static void write_part(VarintWriter& writer, const Part& part);
-  static Part read_part(VarintReader& reader);
+  static void fields(auto&, auto&) {}
+  static void fields_of_part(auto& codec, auto& part) { codec(part.first); }
 };
 
 }  // namespace dsckpt

@@ -35,7 +35,8 @@ constexpr size_t kLongestRequest = 64 << 10;
 constexpr size_t kPieceBytes = 1 << 20;
 constexpr size_t kLongestListing = size_t{1} << 30;
 
-enum Request : uint64_t { kList = 1, kReadPiece = 2 };
+constexpr uint64_t kList = 1;
+constexpr uint64_t kReadPiece = 2;
 enum Status : uint64_t { kDone = 0, kRefused = 1 };
 
 FileLook look_of(const struct stat& s) {
@@ -105,17 +106,12 @@ std::string what_is_asked(const std::string& request, OpenFile& file) {
     const std::string path = reader.text();
     answer.number(kDone);
     if (what == kList) {
-      const std::vector<ListedFile> found = list_below(path);
-      answer.number(found.size());
-      for (const ListedFile& entry : found) {
-        answer.text(entry.path);
-        write_look(answer, entry.look);
-      }
+      answer(list_below(path));
     } else if (what == kReadPiece) {
-      const uint64_t size = reader.number();
-      const auto modified = static_cast<int64_t>(reader.number());
-      const uint64_t offset = reader.number();
-      answer.text(file.read(path, size, modified, offset, reader.number()));
+      uint64_t size = 0, offset = 0, wanted = 0;
+      int64_t modified = 0;
+      reader(size, modified, offset, wanted);
+      answer.text(file.read(path, size, modified, offset, wanted));
     } else {
       throw CorruptError({}, "an unknown request");
     }
@@ -136,22 +132,6 @@ FileLook look_at(const fs::path& path) {
   return ::stat(path.c_str(), &found) == 0 ? look_of(found) : FileLook{};
 }
 
-void write_look(VarintWriter& writer, const FileLook& look) {
-  writer.number((look.is_there ? 1 : 0) + (look.is_folder ? 2 : 0));
-  writer.number(look.size);
-  writer.number(look.inode);
-  writer.number(static_cast<uint64_t>(look.modified));
-}
-
-FileLook read_look(VarintReader& reader) {
-  const uint64_t flags = reader.number();
-  FileLook look{.is_there = (flags & 1) != 0, .is_folder = (flags & 2) != 0};
-  look.size = reader.number();
-  look.inode = reader.number();
-  look.modified = static_cast<int64_t>(reader.number());
-  return look;
-}
-
 std::vector<ListedFile> list_below(const fs::path& folder) {
   std::error_code failed;
   std::vector<ListedFile> found;
@@ -163,24 +143,6 @@ std::vector<ListedFile> list_below(const fs::path& folder) {
   }
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
   return found;
-}
-
-void write_place(VarintWriter& writer, const FileServerPlace& place) {
-  writer.number(static_cast<uint64_t>(place.member.rank));
-  writer.text(place.member.host);
-  writer.number(place.port);
-  writer.number(place.addresses.size());
-  for (const std::string& address : place.addresses) writer.text(address);
-}
-
-FileServerPlace read_place(VarintReader& reader) {
-  FileServerPlace place;
-  place.member.rank = static_cast<int>(reader.number());
-  place.member.host = reader.text();
-  place.port = static_cast<uint16_t>(reader.number());
-  place.addresses.resize(reader.count());
-  for (std::string& address : place.addresses) address = reader.text();
-  return place;
 }
 
 FileServer::FileServer(const Token& token, int rank)
@@ -238,34 +200,21 @@ std::shared_ptr<FileClient> FileClient::of(const std::string& servers, milliseco
   const std::string rest = servers.substr(token.size());
   VarintReader reader(rest);
   std::vector<FileServerPlace> places;
-  while (!reader.at_end()) places.push_back(read_place(reader));
+  while (!reader.at_end()) reader(places.emplace_back());
   return std::make_shared<FileClient>(token, std::move(places), silence);
 }
 
 std::vector<ListedFile> FileClient::list(int rank, const fs::path& folder) {
   VarintWriter request;
-  request.number(kList);
-  request.text(folder.native());
-  const std::string answer = ask(rank, request.take(), kLongestListing);
-  VarintReader reader(answer);
-  std::vector<ListedFile> found(reader.count());
-  for (ListedFile& entry : found) {
-    entry.path = reader.text();
-    entry.look = read_look(reader);
-  }
-  return found;
+  request(kList, folder);
+  return decoded<std::vector<ListedFile>>(ask(rank, request.take(), kLongestListing));
 }
 
 void FileClient::read(int rank, const fs::path& path, uint64_t size, int64_t modified,
                       uint64_t offset, std::span<std::byte> out) {
   while (!out.empty()) {
     VarintWriter request;
-    request.number(kReadPiece);
-    request.text(path.native());
-    request.number(size);
-    request.number(static_cast<uint64_t>(modified));
-    request.number(offset);
-    request.number(out.size());
+    request(kReadPiece, path, size, modified, offset, out.size());
     const std::string answer = ask(rank, request.take(), 2 * kPieceBytes);
     VarintReader reader(answer);
     const std::string bytes = reader.text();

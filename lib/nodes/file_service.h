@@ -35,17 +35,19 @@ struct FileLook {
   int64_t modified = 0;  // nanoseconds since the epoch
 
   bool operator==(const FileLook&) const = default;
+  static void fields(auto& codec, auto& self) {
+    codec(self.is_there, self.is_folder, self.size, self.inode, self.modified);
+  }
 };
 // Follows links.
 FileLook look_at(const std::filesystem::path& path);
-
-void write_look(VarintWriter& writer, const FileLook& look);
-FileLook read_look(VarintReader& reader);
 
 // A file or folder below one that was listed.
 struct ListedFile {
   std::string path = {};  // relative to it
   FileLook look = {};
+
+  static void fields(auto& codec, auto& self) { codec(self.path, self.look); }
 };
 // All below `folder`; a folder comes before its content. Throws IoError.
 std::vector<ListedFile> list_below(const std::filesystem::path& folder);
@@ -78,9 +80,11 @@ struct FileServerPlace {
   Member member = {};
   std::vector<std::string> addresses = {};  // own_addresses()
   uint16_t port = 0;
+
+  static void fields(auto& codec, auto& self) {
+    codec(self.member.rank, self.member.host, self.addresses, self.port);
+  }
 };
-void write_place(VarintWriter& writer, const FileServerPlace& place);
-FileServerPlace read_place(VarintReader& reader);
 
 // Reads files of other ranks. Any thread, several at a time: each has a connection of its own then.
 class FileClient {

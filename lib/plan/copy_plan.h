@@ -34,6 +34,8 @@ enum class Op : uint8_t {
   weighted,    // the weighted mean of elements of the operands in float64, rounded once to `to`
   low_rank,    // elements of a merged weight in float64, rounded once to `to`
 };
+inline constexpr Op kLastOp = Op::low_rank;
+inline constexpr DType kLastDType = static_cast<DType>(kDTypeCount - 1);
 
 // One line of the plan: `rows` rows, written one after the other into [dst, dst + dst_size). Plans
 // have millions of them.
@@ -74,6 +76,12 @@ struct PlannedTerm {
   uint32_t what = 0;      // of same: index into CopyPlan::texts
 
   bool operator==(const PlannedTerm&) const = default;
+  static void fields(auto& codec, auto& self) {
+    codec(self.weight, self.share);
+    codec.one_of(self.stored, kLastDType);
+    codec.one_of(self.op, kLastOp);
+    codec(self.operands, self.what);
+  }
 };
 
 // Items [begin, end) of CopyPlan::update_items().
@@ -82,6 +90,7 @@ struct ItemRange {
   uint32_t end = 0;
 
   bool empty() const { return begin == end; }
+  static void fields(auto& codec, auto& self) { codec(self.begin, self.end); }
 };
 
 // A LowRankUpdate, with its tensors as items. The range of a left factor or magnitude that does not
@@ -92,6 +101,10 @@ struct PlannedUpdate {
     uint64_t batch_stride = 0;
     uint64_t row_stride = 0;
     uint64_t column_stride = 0;
+
+    static void fields(auto& codec, auto& self) {
+      codec(self.items, self.batch_stride, self.row_stride, self.column_stride);
+    }
   };
   uint64_t batches = 1;
   uint64_t rows = 1;
@@ -105,12 +118,18 @@ struct PlannedUpdate {
   bool norms_of_columns = false;
 
   uint64_t elements() const { return batches * rows * columns; }
+  static void fields(auto& codec, auto& self) {
+    codec(self.batches, self.rows, self.columns, self.rank, self.left, self.right, self.scale,
+          self.base, self.magnitude, self.norms_of_columns);
+  }
 };
 
 // An output file: its path relative to the output folder, and its exact size.
 struct PlannedFile {
   std::string path;
   uint64_t size = 0;
+
+  static void fields(auto& codec, auto& self) { codec(self.path, self.size); }
 };
 // Throws InconsistentError for a path that does not lie inside the output folder, and for two paths
 // that cannot both exist.
@@ -125,6 +144,10 @@ struct Digest {
   uint64_t begin = 0;
   uint64_t end = 0;
   std::vector<uint64_t> patches;
+
+  static void fields(auto& codec, auto& self) {
+    codec(self.out, self.begin, self.end, self.patches);
+  }
 };
 
 // An input file of the plan: its name for messages and the length that it must have.

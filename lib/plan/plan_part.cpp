@@ -10,8 +10,6 @@
 namespace dsckpt {
 namespace {
 
-constexpr Op kLastOp = Op::low_rank;
-constexpr DType kLastType = static_cast<DType>(kDTypeCount - 1);
 // Resharding has hundreds of megabytes of them, which are not to be in memory twice.
 constexpr size_t kLiteralsAtOnce = 1 << 20;
 
@@ -128,10 +126,6 @@ Rows read_rows(VarintReader& reader, const Rows& before) {
   return rows;
 }
 
-}  // namespace
-
-namespace {
-
 // True if `item` differs from the one before in nothing but its place and its sources. Most do.
 bool continues(const CopyItem& item, const CopyItem& before) {
   const auto kind = [](const CopyItem& each) {
@@ -171,83 +165,21 @@ void write_items(VarintWriter& writer, const CopyPlan& plan, const std::vector<C
   }
 }
 
-void write_range(VarintWriter& writer, const ItemRange& range) {
-  writer.number(range.begin);
-  writer.number(range.end);
-}
-
-void write_factor(VarintWriter& writer, const PlannedUpdate::Factor& factor) {
-  write_range(writer, factor.items);
-  writer.number(factor.batch_stride);
-  writer.number(factor.row_stride);
-  writer.number(factor.column_stride);
-}
-
-ItemRange read_range(VarintReader& reader) {
-  ItemRange range{.begin = static_cast<uint32_t>(reader.number())};
-  range.end = static_cast<uint32_t>(reader.number());
-  return range;
-}
-
-PlannedUpdate::Factor read_factor(VarintReader& reader) {
-  PlannedUpdate::Factor factor{.items = read_range(reader)};
-  factor.batch_stride = reader.number();
-  factor.row_stride = reader.number();
-  factor.column_stride = reader.number();
-  return factor;
-}
-
 }  // namespace
 
 void write_plan(VarintWriter& writer, const CopyPlan& plan, const std::function<void()>& written) {
-  writer.number(plan.outputs().size());
-  for (const PlannedFile& file : plan.outputs()) {
-    writer.text(file.path);
-    writer.number(file.size);
-  }
+  writer(plan.outputs());
   const std::string_view literals = plan.literals();
   writer.number((literals.size() + kLiteralsAtOnce - 1) / kLiteralsAtOnce);
   for (size_t at = 0; at < literals.size(); at += kLiteralsAtOnce) {
     writer.text(literals.substr(at, kLiteralsAtOnce));
     if (written) written();
   }
-  writer.number(plan.texts().size());
-  for (const std::string& text : plan.texts()) writer.text(text);
-  writer.number(plan.terms().size());
-  for (const std::vector<PlannedTerm>& terms : plan.terms()) {
-    writer.number(terms.size());
-    for (const PlannedTerm& term : terms) {
-      writer.real(term.weight);
-      writer.real(term.share);
-      writer.number(static_cast<uint64_t>(term.stored));
-      writer.number(static_cast<uint64_t>(term.op));
-      writer.number(term.operands);
-      writer.number(term.what);
-    }
-  }
-  writer.number(plan.digests().size());
-  for (const Digest& digest : plan.digests()) {
-    writer.number(digest.out);
-    writer.number(digest.begin);
-    writer.number(digest.end);
-    writer.number(digest.patches.size());
-    for (const uint64_t patch : digest.patches) writer.number(patch);
-  }
+  writer(plan.texts(), plan.terms(), plan.digests());
   Rows operand;
   write_items(writer, plan, plan.items(), operand, written);
   write_items(writer, plan, plan.update_items(), operand, written);
-  writer.number(plan.updates().size());
-  for (const PlannedUpdate& update : plan.updates()) {
-    for (const uint64_t number : {update.batches, update.rows, update.columns, update.rank}) {
-      writer.number(number);
-    }
-    write_factor(writer, update.left);
-    write_factor(writer, update.right);
-    writer.real(update.scale);
-    write_range(writer, update.base);
-    write_range(writer, update.magnitude);
-    writer.number(uint64_t{update.norms_of_columns});
-  }
+  writer(plan.updates());
 }
 
 CopyItem PlanParts::read_item(VarintReader& reader, const CopyItem& before, CopyPlan& plan) {
@@ -256,8 +188,8 @@ CopyItem PlanParts::read_item(VarintReader& reader, const CopyItem& before, Copy
   item.dst = before.dst_end();
   if (reader.number() == 0) {
     item.op = reader.choice(kLastOp);
-    item.from = reader.choice(kLastType);
-    item.to = reader.choice(kLastType);
+    item.from = reader.choice(kLastDType);
+    item.to = reader.choice(kLastDType);
     item.out = before.out + static_cast<OutputId>(reader.number());
     item.dst = reader.difference(item.out == before.out ? before.dst_end() : 0);
     item.rows = reader.number();
@@ -303,50 +235,16 @@ void PlanParts::check_item(const CopyItem& item, const CopyPlan& plan) {
 
 CopyPlan PlanParts::read(VarintReader& reader) {
   CopyPlan plan;
-  plan.outputs_.resize(reader.count());
-  for (PlannedFile& file : plan.outputs_) {
-    file.path = reader.text();
-    file.size = reader.number();
-  }
+  reader(plan.outputs_);
   for (size_t pieces = reader.count(); pieces > 0; --pieces) plan.literals_ += reader.text();
-  plan.texts_.resize(reader.count());
-  for (std::string& text : plan.texts_) text = reader.text();
-  plan.terms_.resize(reader.count());
-  for (std::vector<PlannedTerm>& terms : plan.terms_) {
-    terms.resize(reader.count());
-    for (PlannedTerm& term : terms) {
-      term.weight = reader.real();
-      term.share = reader.real();
-      term.stored = reader.choice(kLastType);
-      term.op = reader.choice(kLastOp);
-      term.operands = static_cast<uint32_t>(reader.number());
-      term.what = static_cast<uint32_t>(reader.number());
-    }
-  }
-  plan.digests_.resize(reader.count());
-  for (Digest& digest : plan.digests_) {
-    digest.out = static_cast<OutputId>(reader.below(plan.outputs_.size()));
-    digest.begin = reader.number();
-    digest.end = reader.number();
-    digest.patches.resize(reader.count());
-    for (uint64_t& patch : digest.patches) patch = reader.number();
+  reader(plan.texts_, plan.terms_, plan.digests_);
+  for (const Digest& digest : plan.digests_) {
+    if (digest.out >= plan.outputs_.size()) throw CorruptError({}, "a digest of no output");
   }
   plan.items_ = read_items(reader, plan);
   plan.update_items_ = read_items(reader, plan);
-  plan.updates_.resize(reader.count());
-  for (PlannedUpdate& update : plan.updates_) {
-    update.batches = reader.number();
-    update.rows = reader.number();
-    update.columns = reader.number();
-    update.rank = reader.number();
-    update.left = read_factor(reader);
-    update.right = read_factor(reader);
-    update.scale = reader.real();
-    update.base = read_range(reader);
-    update.magnitude = read_range(reader);
-    update.norms_of_columns = reader.number() != 0;
-    check_update(update, plan);
-  }
+  reader(plan.updates_);
+  for (const PlannedUpdate& update : plan.updates_) check_update(update, plan);
   for (const CopyItem& item : plan.items_) check_item(item, plan);
   for (const CopyItem& item : plan.update_items_) check_item(item, plan);
   return plan;

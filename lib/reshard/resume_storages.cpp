@@ -40,7 +40,7 @@ ResumeStorages::ResumeStorages(std::shared_ptr<InputFiles> inputs,
 ResumeStorages::ResumeStorages(VarintReader& bytes) : files_(std::make_shared<InputFiles>()) {
   inputs_.resize(bytes.count());
   for (Input& input : inputs_) {
-    input.file = RankJob::Input::read(bytes);
+    bytes(input.file);
     input.parts.resize(bytes.count());
     for (FilePart& part : input.parts) {
       part.extent.offset = bytes.number();
@@ -85,7 +85,7 @@ void ResumeStorages::write(VarintWriter& writer) {
   read_numbers();
   writer.number(inputs_.size());
   for (const Input& input : inputs_) {
-    input.file.write(writer);
+    writer(input.file);
     writer.number(input.parts.size());
     for (const FilePart& part : input.parts) {
       writer.number(part.extent.offset);

@@ -25,32 +25,27 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (again(once) != once) std::abort();
     });
   };
-  const auto read_twice_by = [&](auto read, auto write) {
-    write_twice([&](std::string_view text) {
-      VarintReader reader(text);
-      VarintWriter writer;
-      write(writer, read(reader));
-      return writer.take();
-    });
-  };
   write_twice([](std::string_view text) { return Portion::decode(text).encode(); });
   write_twice([](std::string_view text) { return PortionResult::decode(text).encode(); });
   write_twice([](std::string_view text) { return RankJob::decode(text).encode(); });
   // A question, and the answer about one part.
   const auto ask_twice = [&]<typename Question>(const Question*) {
-    read_twice_by([](VarintReader& reader) { return Question::read(reader); },
-                  [](VarintWriter& writer, const Question& question) { question.write(writer); });
-    read_twice_by([](VarintReader& reader) { return Question::read_part(reader); },
-                  [](VarintWriter& writer, const typename Question::Part& part) {
-                    Question::write_part(writer, part);
-                  });
+    write_twice([](std::string_view text) { return encoded(decoded<Question>(text)); });
+    write_twice([](std::string_view text) {
+      VarintReader reader(text);
+      VarintWriter writer;
+      typename Question::Part part;
+      Question::fields_of_part(reader, part);
+      Question::fields_of_part(writer, part);
+      return writer.take();
+    });
   };
   ask_twice(static_cast<const StatisticsQuestion*>(nullptr));
   ask_twice(static_cast<const DifferenceQuestion*>(nullptr));
   ask_twice(static_cast<const NonfiniteQuestion*>(nullptr));
   ask_twice(static_cast<const NotRoundedQuestion*>(nullptr));
-  read_twice_by([](VarintReader& reader) { return read_look(reader); }, write_look);
-  read_twice_by([](VarintReader& reader) { return read_place(reader); }, write_place);
+  write_twice([](std::string_view text) { return encoded(decoded<FileLook>(text)); });
+  write_twice([](std::string_view text) { return encoded(decoded<FileServerPlace>(text)); });
   write_twice([](std::string_view text) { return PieceTask::decode(text).encode(); });
   return 0;
 }

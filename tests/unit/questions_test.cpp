@@ -68,7 +68,7 @@ class QuestionsTest : public test::RandomInputsTest {
     std::vector<std::string> texts;
     for (const auto& part : parts) {
       VarintWriter writer;
-      Question::write_part(writer, part);
+      Question::fields_of_part(writer, part);
       texts.push_back(writer.take());
     }
     return texts;
@@ -321,12 +321,13 @@ TEST_F(QuestionsTest, PartsAreHandedOnWhole) {
                         .squared_b = 3.5,
                         .product = -4.5};
   VarintWriter writer;
-  DifferenceQuestion::write_part(writer, difference);
+  DifferenceQuestion::fields_of_part(writer, difference);
   difference.index = -1;
-  DifferenceQuestion::write_part(writer, difference);
+  DifferenceQuestion::fields_of_part(writer, difference);
   const std::string bytes = writer.take();
   VarintReader reader(bytes);
-  const Difference again = DifferenceQuestion::read_part(reader);
+  Difference again;
+  DifferenceQuestion::fields_of_part(reader, again);
   EXPECT_EQ(again.max_absolute, difference.max_absolute);
   EXPECT_EQ(again.max_relative, difference.max_relative);
   EXPECT_EQ(again.index, 0);
@@ -336,7 +337,8 @@ TEST_F(QuestionsTest, PartsAreHandedOnWhole) {
   EXPECT_EQ(again.squared_a, 2.5);
   EXPECT_EQ(again.squared_b, 3.5);
   EXPECT_EQ(again.product, -4.5);
-  EXPECT_EQ(DifferenceQuestion::read_part(reader).index, -1);
+  DifferenceQuestion::fields_of_part(reader, again);
+  EXPECT_EQ(again.index, -1);
   EXPECT_TRUE(reader.at_end());
 }
 
