@@ -149,11 +149,11 @@ class Assembler {
     if (is_alone_) return UniversalInfo();  // slices stay slices
     const ModelStates& model = *worlds_.front().model;
     const bool sliced = mesh_.tp > 1;
-    const bool wanted =
-        draft_.optimizer_states && draft_.facts.zero_stage != 0 && draft_.facts.zero_stage != 3;
+    const bool wanted = draft_.options.optimizer_states && draft_.facts.zero_stage != 0 &&
+                        draft_.facts.zero_stage != 3;
     const bool is_pipeline = mesh_.pp > 1;
-    if (!sliced && !wanted && !is_pipeline && !draft_.cut_anew) {
-      return UniversalInfo(draft_.tp_rules);
+    if (!sliced && !wanted && !is_pipeline && !draft_.options.cut_anew) {
+      return UniversalInfo(draft_.options.tp_rules);
     }
     for (const World& other : worlds_) {
       const auto mine = model.fields.get(keys::kUniversalCheckpointInfo);
@@ -163,8 +163,9 @@ class Assembler {
                               "is not as in " + model.shard().display);
     }
     draft_.facts.has_universal_info = model.fields.has(keys::kUniversalCheckpointInfo);
-    if (!draft_.facts.has_universal_info) return UniversalInfo(draft_.tp_rules);
-    return UniversalInfo::read(model.fields.in(keys::kUniversalCheckpointInfo), draft_.tp_rules);
+    if (!draft_.facts.has_universal_info) return UniversalInfo(draft_.options.tp_rules);
+    return UniversalInfo::read(model.fields.in(keys::kUniversalCheckpointInfo),
+                               draft_.options.tp_rules);
   }
 
   const World& world(uint32_t stage, uint32_t tp_rank) const {
@@ -358,7 +359,7 @@ class Assembler {
   UniversalInfo::Rule rule_for(const std::string& name, const std::vector<TensorSource>& slices,
                                bool is_frozen = false) {
     if (mesh_.tp == 1) return info_.rule_for(name, shapes_of(slices));
-    if (draft_.slices_apart && !info_.has_rule(name) && have_one_shape(slices)) {
+    if (draft_.options.slices_apart && !info_.has_rule(name) && have_one_shape(slices)) {
       return UniversalInfo::replicated(name, shapes_of(slices));
     }
     const bool is_expert = parse_expert_name(name).has_value();
@@ -475,7 +476,7 @@ class Assembler {
   Param whole(const Loose& loose) {
     Param param{.name = loose.name, .kind = loose.kind, .weight = loose.slices.front()};
     if (mesh_.tp == 1) {
-      if (draft_.cut_anew) param.cut = cut_of_lone(loose);
+      if (draft_.options.cut_anew) param.cut = cut_of_lone(loose);
       return param;
     }
     const char* kind = to_string(loose.kind);
@@ -543,7 +544,7 @@ class Assembler {
   }
 
   void check_user_rules() const {
-    if (mesh_.tp == 1 && !draft_.tp_rules.empty() && !draft_.cut_anew) {
+    if (mesh_.tp == 1 && !draft_.options.tp_rules.empty() && !draft_.options.cut_anew) {
       throw UsageError("--tp-rule is of no use: there is one tensor-parallel rank");
     }
     const std::vector<std::string> unused = info_.unused_user_rules();

@@ -4,7 +4,7 @@
 
 #include "base/keyed_hash.h"
 #include "base/text.h"
-#include "checkpoint/layout.h"
+#include "checkpoint/other_values.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -88,8 +88,13 @@ TensorSource average_of(const Param& param, std::span<const AveragedCheckpoint> 
 
 }  // namespace
 
-void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> parts) {
+Checkpoint average(std::vector<AveragedCheckpoint> parts) {
   const Checkpoint& newest = *parts.back().checkpoint;
+  const CheckpointDraft of_newest = newest.draft();
+  CheckpointDraft draft{.inputs = of_newest.inputs,
+                        .facts = of_newest.facts,
+                        .run_config = of_newest.run_config,
+                        .valueless = of_newest.valueless};
   KeyedSet<std::string_view> noted;
   for (const AveragedCheckpoint& part : parts) {
     const Checkpoint& checkpoint = *part.checkpoint;
@@ -97,13 +102,12 @@ void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> pa
     for (const std::string& note : checkpoint.notes()) {
       if (noted.insert(note).second) draft.notes.push_back(note);
     }
+    const std::vector<CheckpointFile> files = checkpoint.archives();
+    draft.files.model.insert(draft.files.model.end(), files.begin(), files.end());
   }
   draft.folder.path = newest.tag_folder();
   draft.folder.other_roots = newest.folder().other_roots;
-  draft.facts = newest.facts();
   if (draft.facts.states == StatesTold::yes) draft.facts.states = StatesTold::no;
-  draft.run_config = newest.run_config();
-  draft.valueless = newest.valueless();
   KeyedMap<std::string, TensorSource> averages;  // by owner
   for (const Param& param : newest.params()) {
     Param averaged = param;
@@ -126,6 +130,8 @@ void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> pa
     }
     draft.params.push_back(std::move(averaged));
   }
+  draft.averaged = std::move(parts);
+  return Checkpoint(std::move(draft));
 }
 
 }  // namespace dsckpt

@@ -12,7 +12,7 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "checkpoint/group_choice.h"
-#include "checkpoint/hub_weights.h"
+#include "checkpoint/layout.h"
 #include "checkpoint/model_order.h"
 #include "checkpoint/module_entries.h"
 #include "checkpoint/vocab_rows.h"
@@ -93,7 +93,7 @@ class ChangedSet {
     }
     if (!change_.add.empty()) add_new();
     find_order();
-    if (draft_.optimizer_states) regroup();
+    if (draft_.options.optimizer_states) regroup();
     note_costs();
     order_module();
     put_in_order();
@@ -532,10 +532,14 @@ class ChangedSet {
 
 }  // namespace
 
-void read_changed_set(CheckpointDraft& draft, const Checkpoint& base, const SetChange& change,
-                      const WeightNames& names, const std::vector<std::string>& order,
-                      const Checkpoint* like) {
-  ChangedSet(draft, base, change, names, order, like).read();
+Checkpoint changed_set(std::shared_ptr<const Checkpoint> base, const SetChange& change,
+                       const WeightNames& names, const std::vector<std::string>& order,
+                       const Checkpoint* like) {
+  CheckpointDraft draft = base->draft();
+  draft.facts.changed = true;
+  ChangedSet(draft, *base, change, names, order, like).read();
+  draft.changed_from = std::move(base);
+  return Checkpoint(std::move(draft));
 }
 
 }  // namespace dsckpt

@@ -30,9 +30,6 @@
 
 namespace dsckpt {
 
-class KeyMap;
-struct SetChange;
-
 // How many ranks each kind of parallelism has.
 struct Mesh {
   uint32_t pp = 1;
@@ -102,17 +99,17 @@ struct Param {
   std::shared_ptr<const TpCut> cut = {};
   // torch's flag of the master.
   bool requires_grad = false;
-  // True if the weight is not the one that the files have under its name. Then it comes from
-  // Checkpoint::with_weights, or Checkpoint::renamed or changed_set has changed it.
+  // True if the weight is not the one that the files have under its name. Then it is from elsewhere
+  // (other_values.h), or renamed() or changed_set() has changed it.
   bool given = false;
-  // For Checkpoint::renamed and changed_set: its name in the files; "" if it is new. If it is made
-  // of several, the name of the first.
+  // For renamed() and changed_set(): its name in the files; "" if it is new. If it is made of
+  // several, the name of the first.
   std::string saved_name = {};
-  // True if the optimizer has not had it so far (Checkpoint::changed_set): there are no states. An
+  // True if the optimizer has not had it so far (changed_set()): there are no states. An
   // optimizer's tensor of such parameters alone has none either; beside others they are zero.
   bool fresh = false;
-  // For Checkpoint::regridded: the copy of a trained parameter in `module` of the files, cut like
-  // the weight. Empty if there is none.
+  // For Regrid::world: the copy of a trained parameter in `module` of the files, cut like the
+  // weight. Empty if there is none.
   std::optional<TensorSource> in_module = {};
 };
 
@@ -127,6 +124,7 @@ std::optional<double> step_of(const Param& param);
 // weight or a state of `param`.
 TensorSource without_padding(const Param& param, const TensorSource& value);
 
+struct CheckpointDraft;
 struct Layout;
 struct RunConfig;
 struct WeightsFile;
@@ -136,18 +134,17 @@ enum class RunKind : uint8_t {
   native,     // DeepSpeed's, in the files of its ranks
   universal,  // DeepSpeed's, in a Universal Checkpoint: no files of data-parallel ranks
   foreign,    // another framework's: no stage, and no files of DeepSpeed
-  made,       // a foreign one as a universal one would be (Checkpoint::for_deepspeed)
+  made,       // a foreign one as a universal one would be (for_deepspeed())
   none,       // nobody's: files of weights alone
 };
 
-// The origin of a checkpoint's values.
+// The origin of a checkpoint's values (other_values.h).
 enum class ValuesFrom : uint8_t {
   run,      // the run's own
   start,    // those of files of weights: no step was taken yet, and there are no states
-  weights,  // those of files of weights, with the states and counters of the run
-            // (Checkpoint::with_weights). Copies of them that the shards have are others.
-  foreign,  // those of another framework, with its states and steps (Checkpoint::with_values,
-            // for_deepspeed). Copies likewise.
+  weights,  // those of files of weights, with the states and counters of the run. Copies of them
+            // that the shards have are others.
+  foreign,  // those of another framework, with its states and steps. Copies likewise.
 };
 
 // Tells if the optimizer's states are known. They are read with OpenOptions::optimizer_states.
@@ -157,7 +154,7 @@ enum class StatesTold : uint8_t {
   stripped,  // ckpt-pack strip has left them out, and the weights that there are masters of
 };
 
-// Where a world of Checkpoint::regridded is.
+// Where a world of another grid is (regrid.h).
 struct GridPlace {
   Mesh mesh;  // pp and tp of the new run
   uint32_t mp_rank = 0;
@@ -199,10 +196,10 @@ struct CheckpointFacts {
   // False if trained parameters are 16-bit weights and no file has fp32 masters of them. Then
   // params() has the weights. The states are then unknown too, except for files of weights.
   bool has_masters = true;
-  // The parameters have different names than in its files, or are others (Checkpoint::renamed,
-  // changed_set).
+  // The parameters have different names than in its files, or are others (renamed(),
+  // changed_set()).
   bool changed = false;
-  // The parameters are those of a rank that its files are not of (Checkpoint::regridded).
+  // The parameters are those of a rank that its files are not of (Regrid::world).
   std::optional<GridPlace> regridded = {};
 
   bool is_universal() const { return run == RunKind::universal || run == RunKind::made; }
@@ -260,21 +257,6 @@ struct IncompleteParam {
   std::string alias_of = {};  // Param::alias_of
 };
 
-// Maps the names in files of weights to the engine's. First `strip_prefix` is removed from longer
-// names that begin with it, then `add_prefix` is put before every name.
-struct WeightNames {
-  std::string strip_prefix = {};
-  std::string add_prefix = {};
-  std::string model = {};      // Weights::Options
-  bool allow_missing = false;  // likewise
-  // Names of the hub become the module's even if no checkpoint says that the run has the module's.
-  bool as_module = false;
-  // Rules for the resulting names. With them, names of the hub do not become the module's by
-  // themselves. nullptr: none. Borrowed.
-  KeyMap* rules = nullptr;
-  std::shared_ptr<Folders> folders = {};  // FindOptions::folders
-};
-
 // A file of the checkpoint, opened. Borrowed from the Checkpoint.
 struct CheckpointFile {
   std::filesystem::path path;
@@ -315,9 +297,6 @@ struct CheckpointFiles {
   std::vector<DataFile> data = {};
 };
 
-// The kinds of entries, by name.
-using ParamKinds = KeyedMap<std::string, ParamKind>;
-
 class Checkpoint;
 
 // One of the checkpoints that are averaged.
@@ -344,77 +323,10 @@ class Checkpoint {
   static Checkpoint open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options,
                          std::span<const Layout* const> layouts);
 
-  // Files of weights (weights.h) as a checkpoint before its first step:
-  // CheckpointFacts::from_weights(). Here `like` is a checkpoint of the run that will start from
-  // them, open with optimizer states. With `like`, the result is `like` with other values. It keeps
-  // the parameters of `like` and their order, ties, groups, files and facts. Trained parameters
-  // have the type of its masters. A tied parameter may have any of its names in the files. A buffer
-  // that is not in the files keeps its value, with a note. Without `like`, the result has the
-  // tensors of the files, in the stored types. Floating tensors count as trained, the others as
-  // buffers, and there are no groups and no model files. Throws what Weights::open throws. Throws
-  // InconsistentError for names that become equal, and for names, shapes and types that are not
-  // those of `like`. `like` must outlive the result.
-  static Checkpoint from_weights(InputFiles& inputs, const std::filesystem::path& path,
-                                 const WeightNames& names = {}, const Checkpoint* like = nullptr);
-
-  // `base` with values from files of weights, in the types of `base`. Parameters, frozen ones too,
-  // are replaced, and so are the buffers that the files have. A vocabulary's padding stays.
-  // Everything else comes from `base`: optimizer states, steps, counters, groups, files. Tied
-  // parameters and missing buffers are handled as in from_weights(). Throws as from_weights() with
-  // `like`. Throws UnsupportedError for a `base` that was stripped or has no masters.
-  static Checkpoint with_weights(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
-                                 const std::filesystem::path& path, const WeightNames& names = {});
-
-  // `base` with its tensors renamed, cut and joined by `rules`. Parameters, groups, states and
-  // steps change alike, in the order of the first input of each. Everything else comes from `base`,
-  // its files too: changed_from(). A note lists rules that fit nothing. Throws UsageError if no
-  // rule fits, for tensors that a rule cannot convert, and for names that become equal. Throws
-  // UnsupportedError for parameters that are joined but differ in states, groups or kinds.
-  static Checkpoint renamed(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
-                            KeyMap& rules);
-
-  // `base` with another set of parameters. Some become trained or frozen, some come or go, and the
-  // vocabulary gets other rows, as `change` says. Names in files of weights become others by
-  // `names`. New parameters have the order of `order`, the names of the new model; without it they
-  // come last in their modules. Groups are found by the parameters they have, or are those of
-  // `like`, a checkpoint of the new run; nullptr: none. Everything else comes from `base`, its
-  // files too: changed_from(). Notes say what each change costs. Throws UsageError for a pattern
-  // that changes nothing, for two changes of one parameter, and for one of several tied names
-  // alone. Throws it also for a new name that is there, and for a parameter that fits several
-  // groups or none. Throws UnsupportedError for a `base` that is split over ranks or has no files
-  // of DeepSpeed.
-  static Checkpoint changed_set(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
-                                const SetChange& change, const WeightNames& names,
-                                const std::vector<std::string>& order, const Checkpoint* like);
-
-  // `base` with the weights, states and steps of `values`, and with the hyper-parameters that both
-  // know. The checkpoint `values` is of another framework, with names instead of an order. The
-  // types are those of `base`, the tag is that of the steps. Everything else comes from `base`: the
-  // order, ties, groups, counters, files. Both are open with optimizer states. Throws as
-  // with_weights() does. Throws InconsistentError for a parameter whose states are missing or
-  // differ, and for groups with different steps.
-  static Checkpoint with_values(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
-                                std::shared_ptr<const Checkpoint> values);
-
-  // `values` as a universal checkpoint of a DeepSpeed run that is only known by its configuration.
-  // The checkpoint `values` is of another framework, open with optimizer states. The result has one
-  // model-states file, put together here. This file has meta tensors (meta_tensor.h) in `module`,
-  // as many steps as were made, and the schedules that are there. Groups, their order and their
-  // hyper-parameters are those of `values`; masters and states are float32. Throws UnsupportedError
-  // for parameters without names, and for trained ones that float32 cannot hold. The map `kinds`
-  // says which untrained entries are frozen parameters and which are buffers; files of other
-  // frameworks do not say it.
-  static Checkpoint for_deepspeed(InputFiles& inputs, std::shared_ptr<const Checkpoint> values,
-                                  const ParamKinds& kinds = {});
-
-  // The weighted mean (TensorSource::weighted_mean) of one or more checkpoints of the same inputs,
-  // the oldest first. The result is the newest checkpoint with other values. Parameters, frozen
-  // ones too, are averaged: masters where there are any. Buffers and tensors of other than floating
-  // types are the newest's. There are neither states nor groups. Numbers of ranks and stages may
-  // differ. Throws InconsistentError for names, ties, shapes and types that do not fit, and if only
-  // some have masters. Throws UnsupportedError for floating types other than float32, bfloat16 and
-  // float16.
-  static Checkpoint average(InputFiles& inputs, std::vector<AveragedCheckpoint> parts);
+  // The result of a reader (layout.h).
+  explicit Checkpoint(CheckpointDraft draft);
+  // A draft with all of this checkpoint but its parameters, for one with others.
+  CheckpointDraft draft() const;
 
   // The world of one mp rank as a checkpoint of its own. It has this rank's slices of the
   // parameters, with all experts, and its files. It borrows this checkpoint, whose model must be
@@ -422,13 +334,6 @@ class Checkpoint {
   // give_values() does it (given_values.h), and errors are its own. Throws UnsupportedError for
   // experts without ZeRO; their ranks are not read one by one.
   Checkpoint world(uint32_t mp_rank) const;
-
-  // The world `place` of `whole` on another grid, with the `params` and `groups` that are there.
-  // Everything else comes from `base`, the world of whole.run() whose files the new ones continue,
-  // or all of it. It borrows from whole.run(). See regrid.h.
-  static Checkpoint regridded(const Checkpoint& whole, const Checkpoint& base,
-                              const GridPlace& place, std::vector<Param> params,
-                              std::vector<ParamGroup> groups);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -466,8 +371,8 @@ class Checkpoint {
   // The checkpoint whose files this one has, with its own values: this one, unless the values are
   // from elsewhere (CheckpointFacts::values).
   const Checkpoint& run() const;
-  // The checkpoint before renamed() or changed_set(), with the names of the files:
-  // Param::saved_name. nullptr for others.
+  // The checkpoint before renamed() or changed_set() (renamed.h, changed_set.h), with the names of
+  // the files: Param::saved_name. nullptr for others.
   const Checkpoint* changed_from() const;
   // The names in the order of the new model's state_dict, of a changed_set(). Empty: the order is
   // that of the files.
@@ -489,7 +394,6 @@ class Checkpoint {
   Checkpoint given_world(Checkpoint world, uint32_t mp_rank) const;
 
   struct Impl;
-  explicit Checkpoint(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

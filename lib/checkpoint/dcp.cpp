@@ -270,14 +270,14 @@ class DcpReader {
     DcpGroups groups(draft_, files_, keys_.optimizer() == nullptr ? kNone : *keys_.optimizer());
     const bool lacks_values = files_.lacks_values();
     std::vector<std::vector<std::string>> params;
-    if (!lacks_values) params = groups.read(draft_.optimizer_states);
+    if (!lacks_values) params = groups.read(draft_.options.optimizer_states);
     name_params(params, groups.param_names());
     groups.rename([&](const std::string& name) { return renamed(name); });
     for (auto& group : params) {
       for (std::string& name : group) name = renamed(name);
     }
     find_trained(params);
-    const bool states = draft_.optimizer_states && !numbered_;
+    const bool states = draft_.options.optimizer_states && !numbered_;
     for (const DcpKeys::Named& each : keys_.model()) {
       if (!files_.is_left_out(each.entry)) tensors_.want(each.entry);
     }
@@ -293,8 +293,8 @@ class DcpReader {
       }
     }
     note_left_out();
-    if (draft_.allow_missing) note_unsupported();
-    if (!draft_.optimizer_states) return;
+    if (draft_.options.allow_missing) note_unsupported();
+    if (!draft_.options.optimizer_states) return;
     if (numbered_) {
       draft_.facts.states = StatesTold::no;
       draft_.notes.emplace_back(
@@ -312,7 +312,7 @@ class DcpReader {
                               "has no tensors of a model" +
                                   std::string(keys_.has_optimizers() ? ", but an optimizer" : ""));
     }
-    if (!draft_.optimizer_states || keys_.rivals().empty()) return;
+    if (!draft_.options.optimizer_states || keys_.rivals().empty()) return;
     throw UnsupportedError({.file = draft_.folder.path.string()},
                            "has several optimizers, and nothing says which is the model's: " +
                                some_of(keys_.rivals()));
@@ -320,7 +320,7 @@ class DcpReader {
 
   static DcpKeys keys_of(const CheckpointDraft& draft, const DcpFiles& files) {
     return in_context({.file = draft.folder.path.string()},
-                      [&] { return DcpKeys(files.entries(), draft.model); });
+                      [&] { return DcpKeys(files.entries(), draft.options.model); });
   }
 
   // The model's name of a parameter that the optimizer calls `name`, by a number or with the
@@ -358,7 +358,7 @@ class DcpReader {
       return found == state_shapes.end() ? std::nullopt : std::optional(found->second);
     };
     auto names = names_of_numbers(params, {.groups = param_names}, shape_of, state_shape);
-    if (!names) names = names_of_numbers(params, draft_.order, shape_of, state_shape);
+    if (!names) names = names_of_numbers(params, draft_.options.order, shape_of, state_shape);
     if (!names) return;
     for (const auto& [number, name] : *names) {
       const auto found = model.find(without_wrappers(name));
@@ -534,7 +534,7 @@ class DcpReader {
     if (keys_.of_others() > 0) {
       draft_.notes.push_back(counted(keys_.of_others(), "tensor") +
                              (keys_.of_others() == 1 ? " is" : " are") +
-                             " of different models than '" + draft_.model + "'");
+                             " of different models than '" + draft_.options.model + "'");
     }
     if (keys_.left_out().empty()) return;
     std::vector<std::string> names;

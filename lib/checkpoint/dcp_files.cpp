@@ -37,7 +37,7 @@ DcpFiles::DcpFiles(CheckpointDraft& draft) : draft_(draft) {
     draft.files.data.push_back({path, folder.metadata_file});
   }
   open_files();
-  if (draft.allow_missing) lose_cut_off();
+  if (draft.options.allow_missing) lose_cut_off();
   set_parts();
 }
 
@@ -175,7 +175,7 @@ void DcpFiles::open_files() {
       const fs::path stored = draft_.folder.in_roots(*path);
       if (!is_stored(stored)) {
         missing.push_back(draft_.folder.display(*path) + ", with '" + value + "'");
-        if (draft_.allow_missing) lose(folder, file, "is missing");
+        if (draft_.options.allow_missing) lose(folder, file, "is missing");
         continue;
       }
       const FileId id = draft_.inputs.add(stored, draft_.folder.display_root());
@@ -186,7 +186,7 @@ void DcpFiles::open_files() {
     }
   }
   const bool some_left = draft_.files.data.size() > folders_.size();
-  if (missing.empty() || (draft_.allow_missing && some_left)) return;
+  if (missing.empty() || (draft_.options.allow_missing && some_left)) return;
   throw InconsistentError({.file = draft_.folder.path.string()},
                           counted(missing.size(), "data file") +
                               (missing.size() == 1 ? " is" : " are") +

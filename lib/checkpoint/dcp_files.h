@@ -33,8 +33,8 @@ class DcpFiles {
   // (InputFiles::set_parts). Throws InconsistentError for missing files, all of them in one
   // message. Throws CorruptError for places outside the folder, beyond a file's end and over each
   // other, and the errors of read_dcp_metadata(). The draft must outlive it. With
-  // draft.allow_missing, data files that are missing, or shorter than the metadata says, are lost
-  // (salvage.h), unless all are.
+  // draft.options.allow_missing, data files that are missing, or shorter than the metadata says,
+  // are lost (salvage.h), unless all are.
   explicit DcpFiles(CheckpointDraft& draft);
 
   // The values of all folders, in their order, without those that are not tensors and lie in lost
@@ -46,9 +46,9 @@ class DcpFiles {
 
   // Throws UnsupportedError if the bytes of the value may not be what its description says.
   void check_supported(const DcpEntry& entry) const;
-  // True if it is not supported and need not be, with draft.allow_missing.
+  // True if it is not supported and need not be, with draft.options.allow_missing.
   bool is_left_out(const DcpEntry& entry) const {
-    return draft_.allow_missing && !entry.value->unsupported.empty();
+    return draft_.options.allow_missing && !entry.value->unsupported.empty();
   }
 
   // True if any part of it lies in a lost file.

@@ -1,5 +1,5 @@
 // A run of DeepSpeed that continues another framework's training, where nothing but that
-// is at hand: Checkpoint::for_deepspeed.
+// is at hand: for_deepspeed().
 
 #include <algorithm>
 #include <string>
@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "base/text.h"
-#include "checkpoint/layout.h"
 #include "checkpoint/made_run.h"
+#include "checkpoint/other_values.h"
+#include "checkpoint/state_dicts.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/release.h"
 #include "dsckpt/error.h"
 #include "format/meta_tensor.h"
 #include "pickle/python_objects.h"
@@ -148,9 +150,25 @@ class ForeignRun {
 
 }  // namespace
 
-void read_for_deepspeed(CheckpointDraft& draft, const Checkpoint& values, const ParamKinds& kinds) {
-  if (values.facts().states != StatesTold::yes) throw unnamed_states(values.tag_folder());
-  ForeignRun(draft, values, kinds).read();
+Checkpoint for_deepspeed(std::shared_ptr<const Checkpoint> values, const ParamKinds& kinds) {
+  if (values->facts().states != StatesTold::yes) throw unnamed_states(values->tag_folder());
+  const CheckpointDraft of_values = values->draft();
+  CheckpointDraft draft{.inputs = of_values.inputs,
+                        .options = {.tag = {}, .optimizer_states = true},
+                        .folder = of_values.folder,
+                        .facts = of_values.facts,
+                        .notes = of_values.notes,
+                        .files = {.data = of_values.files.data}};
+  draft.facts.run = RunKind::made;
+  draft.facts.values = ValuesFrom::foreign;
+  draft.facts.has_masters = true;
+  draft.facts.ds_version = kNewestKnown;
+  draft.facts.tag = "global_step" + std::to_string(draft.facts.global_steps.value_or(0));
+  ForeignRun(draft, *values, kinds).read();
+  const Shard& model = draft.model_shards.front();
+  draft.files.model.push_back({model.path, &model.archive});
+  draft.values = std::move(values);
+  return Checkpoint(std::move(draft));
 }
 
 }  // namespace dsckpt

@@ -76,4 +76,11 @@ void give_values(std::vector<Param>& params, const Checkpoint& whole, uint32_t t
   for (Param& param : params) slices.give(param);
 }
 
+void tell_values(CheckpointFacts& world, const CheckpointFacts& whole) {
+  world.values = whole.values;
+  world.states = whole.states;
+  world.tag = whole.tag;
+  world.global_steps = whole.global_steps;
+}
+
 }  // namespace dsckpt

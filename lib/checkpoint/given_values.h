@@ -15,4 +15,7 @@ namespace dsckpt {
 // simple rule tells, and for a sum.
 void give_values(std::vector<Param>& params, const Checkpoint& whole, uint32_t tp_rank);
 
+// The facts of a world that has the values of a checkpoint with the facts `whole`.
+void tell_values(CheckpointFacts& world, const CheckpointFacts& whole);
+
 }  // namespace dsckpt

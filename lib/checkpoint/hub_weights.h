@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,23 @@
 #include "checkpoint/weights.h"
 
 namespace dsckpt {
+
+class KeyMap;
+
+// Maps the names in files of weights to the engine's. First `strip_prefix` is removed from longer
+// names that begin with it, then `add_prefix` is put before every name.
+struct WeightNames {
+  std::string strip_prefix = {};
+  std::string add_prefix = {};
+  std::string model = {};      // Weights::Options
+  bool allow_missing = false;  // likewise
+  // Names of the hub become the module's even if no checkpoint says that the run has the module's.
+  bool as_module = false;
+  // Rules for the resulting names. With them, names of the hub do not become the module's by
+  // themselves. nullptr: none. Borrowed.
+  KeyMap* rules = nullptr;
+  std::shared_ptr<Folders> folders = {};  // FindOptions::folders
+};
 
 // The tensors of `weights` from `path`. The config.json in the same folder tells if they have the
 // hub's names. If so, and `target` has the module's, they are cut, stacked and renamed as the

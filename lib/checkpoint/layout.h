@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,19 +20,14 @@ namespace dsckpt {
 
 struct Worlds;
 
-// A checkpoint in the making. Readers open shards through it and fill in params and facts.
+// A checkpoint in the making: what the files say of the run, named values, and the files. Readers
+// open shards through it and fill in params and facts.
 struct CheckpointDraft {
   InputFiles& inputs;
+  OpenOptions options = {};
   TagFolder folder = {};
   CheckpointFacts facts = {};
-  RunConfig run_config = {};          // as open_model_shards() found it
-  bool optimizer_states = false;      // whether they are asked for
-  std::vector<TpRule> tp_rules = {};  // the user's
-  bool slices_apart = false;          // OpenOptions::slices_apart
-  bool cut_anew = false;              // OpenOptions::cut_anew
-  bool allow_missing = false;         // OpenOptions::allow_missing
-  std::string model = {};             // OpenOptions::model
-  KnownOrder order = {};              // OpenOptions::order
+  RunConfig run_config = {};  // as open_model_shards() found it
   std::vector<LostFile> lost_files = {};
   std::vector<FileId> lost_ids = {};  // the ids of their stand-ins, likewise
   std::vector<IncompleteParam> incomplete = {};
@@ -59,6 +53,11 @@ struct CheckpointDraft {
   // The archives of values in data files, and of values put together from such.
   std::vector<std::unique_ptr<TorchArchive>> item_archives = {};
   std::set<std::filesystem::path> swap_paths = {};  // of all, also those that are not opened
+  // The checkpoints that it is made of, if it is not from files alone.
+  std::shared_ptr<const Checkpoint> run = {};           // Checkpoint::run
+  std::shared_ptr<const Checkpoint> values = {};        // whose states and steps these are
+  std::shared_ptr<const Checkpoint> changed_from = {};  // Checkpoint::changed_from
+  std::vector<AveragedCheckpoint> averaged = {};        // Checkpoint::averaged
 };
 
 // A row of the table of layouts.
@@ -71,26 +70,6 @@ struct Layout {
   // borrow. Throws as Checkpoint::open.
   void (*read)(CheckpointDraft& draft);
 };
-
-struct WeightsTensor;
-
-// The reader of Checkpoint::from_weights; borrows `weights` and `like`.
-void read_weights(CheckpointDraft& draft, std::span<const WeightsTensor> weights,
-                  const WeightNames& names, const Checkpoint* like);
-
-// The reader of Checkpoint::with_weights: params and notes. `where` is the path of `weights`.
-void read_other_weights(CheckpointDraft& draft, std::span<const WeightsTensor> weights,
-                        const std::string& where, const WeightNames& names, const Checkpoint& base);
-
-// The reader of Checkpoint::with_values: params, groups and notes.
-void read_other_values(CheckpointDraft& draft, const Checkpoint& values, const Checkpoint& base);
-
-// The reader of Checkpoint::for_deepspeed: params, groups, wrapper_state, a model-states file and
-// notes.
-void read_for_deepspeed(CheckpointDraft& draft, const Checkpoint& values, const ParamKinds& kinds);
-
-// The reader of Checkpoint::average.
-void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> parts);
 
 // One reader a file.
 extern const Layout kDcp;

@@ -5,17 +5,12 @@
 
 #include "base/keyed_hash.h"
 #include "checkpoint/assemble.h"
-#include "checkpoint/changed_set.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/find/tag_folder.h"
 #include "checkpoint/given_values.h"
-#include "checkpoint/hub_weights.h"
 #include "checkpoint/layout.h"
-#include "checkpoint/renamed.h"
 #include "checkpoint/salvage.h"
-#include "checkpoint/weights.h"
 #include "deepspeed/keys.h"
-#include "deepspeed/release.h"
 #include "dsckpt/error.h"
 #include "io/opening_files.h"
 
@@ -145,35 +140,14 @@ TensorSource without_padding(const Param& param, const TensorSource& value) {
 }
 
 struct Checkpoint::Impl {
-  explicit Impl(InputFiles& inputs) : draft{.inputs = inputs} {}
-  CheckpointDraft draft;
-  KeyedMap<std::string_view, size_t> by_name;
-  std::shared_ptr<const Checkpoint> base;    // that the weights are given to
-  std::shared_ptr<const Checkpoint> values;  // that it has, with those of states
-  std::shared_ptr<const Checkpoint> changed_from;
-  const Checkpoint* run = nullptr;  // the one whose files it has, with its own values
-  std::vector<AveragedCheckpoint> averaged;
-
-  // All of a checkpoint but its parameters, which are to get other weights.
-  void take_run(const Impl& from) {
-    draft.folder = from.draft.folder;
-    draft.facts = from.draft.facts;
-    draft.run_config = from.draft.run_config;
-    draft.optimizer_states = from.draft.optimizer_states;
-    draft.groups = from.draft.groups;
-    draft.wrapper_state = from.draft.wrapper_state;
-    draft.valueless = from.draft.valueless;
-    draft.notes = from.draft.notes;
-    draft.unused_patterns = from.draft.unused_patterns;
-    draft.files = from.draft.files;
-  }
-
-  void index_params() {
+  explicit Impl(CheckpointDraft made) : draft(std::move(made)) {
     for (size_t i = 0; i < draft.params.size(); ++i) by_name.emplace(draft.params[i].name, i);
   }
+  CheckpointDraft draft;
+  KeyedMap<std::string_view, size_t> by_name;
 };
 
-Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Checkpoint::Checkpoint(CheckpointDraft draft) : impl_(std::make_unique<Impl>(std::move(draft))) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
@@ -254,19 +228,10 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options,
                             std::span<const Layout* const> layouts) {
-  auto impl = std::make_unique<Impl>(inputs);
-  CheckpointDraft& draft = impl->draft;
-  draft.folder = folder;
+  CheckpointDraft draft{.inputs = inputs, .options = options, .folder = folder};
   const OpeningFiles all(inputs.progress(), folder.shards.size());
   draft.facts.tag = draft.folder.tag;
   if (!folder.note.empty()) draft.notes.push_back(folder.note);
-  draft.optimizer_states = options.optimizer_states;
-  draft.tp_rules = options.tp_rules;
-  draft.slices_apart = options.slices_apart;
-  draft.cut_anew = options.cut_anew;
-  draft.allow_missing = options.allow_missing;
-  draft.model = options.model;
-  draft.order = options.order;
   for (const Layout* layout : layouts) {
     if (!layout->probe(draft)) continue;
     if (layout == &kUniversal) refuse_other_roots(draft.folder);
@@ -284,177 +249,30 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
     draft.files.optim = files_of(draft.optim_shards);
     draft.files.modules = files_of(draft.module_shards);
     draft.files.params = files_of(draft.param_shards);
-    impl->index_params();
-    return Checkpoint(std::move(impl));
+    return Checkpoint(std::move(draft));
   }
   throw InconsistentError({.file = draft.folder.path.string()},
                           "there are optimizer files but no model_states file");
 }
 
-namespace {
-
-// For those who need every value.
-void refuse_unread(const fs::path& path, const Weights& weights) {
-  if (weights.unread().empty()) return;
-  const OpaqueTensor& first = weights.unread().front();
-  throw UnsupportedError({.file = path.string(), .tensor = printable(first.path)},
-                         "is a tensor of an unsupported kind (" + first.kind + ")");
-}
-
-Weights open_weights(InputFiles& inputs, const fs::path& path, const WeightNames& names) {
-  return Weights::open(inputs, path,
-                       {.of_model = true,
-                        .model = names.model,
-                        .allow_missing = names.allow_missing,
-                        .folders = names.folders});
-}
-
-void refuse_weights_into(const Checkpoint& base) {
-  const CheckpointFacts& facts = base.facts();
-  const Where where{.file = base.tag_folder().string()};
-  if (facts.states == StatesTold::stripped) {
-    throw UnsupportedError(where,
-                           "was stripped to its weights by ckpt-pack strip: there is no "
-                           "training to continue");
-  }
-  if (!facts.has_masters) {
-    throw UnsupportedError(where, "has no fp32 masters, from which training would continue");
-  }
-}
-
-}  // namespace
-
-Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
-                                    const WeightNames& names, const Checkpoint* like) {
-  auto impl = std::make_unique<Impl>(inputs);
-  impl->draft.folder.path = path;
-  impl->draft.folder.folders = names.folders;
-  Weights weights = open_weights(inputs, path, names);
-  for (const std::string& file : weights.missing()) {
-    impl->draft.lost_files.push_back({{.kind = ShardName::Kind::model_states}, file, "is missing"});
-  }
-  if (names.rules == nullptr) {
-    const std::vector<WeightsTensor> tensors =
-        as_module_has(weights, path, names, like, impl->draft.notes);
-    read_weights(impl->draft, tensors, names, like);
-  } else {
-    read_weights(impl->draft, renamed_weights(weights, names, impl->draft.notes), {}, like);
-  }
-  if (like != nullptr) refuse_unread(path, weights);
-  for (const OpaqueTensor& tensor : weights.unread()) {
-    impl->draft.valueless.push_back(tensor.path);
-  }
-  const std::vector<std::string>& notes = weights.notes();
-  impl->draft.notes.insert(impl->draft.notes.end(), notes.begin(), notes.end());
-  impl->draft.weights = std::move(weights).take_files();
-  if (like != nullptr) {
-    impl->draft.files.model = like->files().model;
-    impl->draft.files.optim = like->files().optim;
-    impl->run = like;
-  }
-  impl->index_params();
-  return Checkpoint(std::move(impl));
-}
-
-Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
-                                    const fs::path& path, const WeightNames& names) {
-  refuse_weights_into(*base);
-  auto impl = std::make_unique<Impl>(inputs);
-  Weights weights = open_weights(inputs, path, names);
-  refuse_unread(path, weights);
-  impl->take_run(*base->impl_);
-  CheckpointDraft& draft = impl->draft;
-  if (!draft.facts.has_given_states()) draft.facts.values = ValuesFrom::weights;
-  if (names.rules == nullptr) {
-    const std::vector<WeightsTensor> tensors =
-        as_module_has(weights, path, names, base.get(), draft.notes);
-    read_other_weights(draft, tensors, path.string(), names, *base);
-  } else {
-    const std::vector<WeightsTensor> tensors = renamed_weights(weights, names, draft.notes);
-    read_other_weights(draft, tensors, path.string(), {}, *base);
-  }
-  draft.notes.insert(draft.notes.end(), weights.notes().begin(), weights.notes().end());
-  draft.weights = std::move(weights).take_files();
-  impl->run = base.get();
-  impl->base = std::move(base);
-  impl->index_params();
-  return Checkpoint(std::move(impl));
-}
-
-Checkpoint Checkpoint::renamed(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
-                               KeyMap& rules) {
-  auto impl = std::make_unique<Impl>(inputs);
-  impl->take_run(*base->impl_);
-  impl->draft.facts.changed = true;
-  read_renamed(impl->draft, *base, rules);
-  impl->changed_from = std::move(base);
-  impl->index_params();
-  return Checkpoint(std::move(impl));
-}
-
-Checkpoint Checkpoint::changed_set(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
-                                   const SetChange& change, const WeightNames& names,
-                                   const std::vector<std::string>& order, const Checkpoint* like) {
-  auto impl = std::make_unique<Impl>(inputs);
-  impl->take_run(*base->impl_);
-  impl->draft.facts.changed = true;
-  read_changed_set(impl->draft, *base, change, names, order, like);
-  impl->changed_from = std::move(base);
-  impl->index_params();
-  return Checkpoint(std::move(impl));
-}
-
-Checkpoint Checkpoint::with_values(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
-                                   std::shared_ptr<const Checkpoint> values) {
-  refuse_weights_into(*base);
-  auto impl = std::make_unique<Impl>(inputs);
-  impl->take_run(*base->impl_);
-  impl->draft.facts.values = ValuesFrom::foreign;
-  read_other_values(impl->draft, *values, *base);
-  impl->run = base.get();
-  impl->base = std::move(base);
-  impl->values = std::move(values);
-  impl->index_params();
-  return Checkpoint(std::move(impl));
-}
-
-Checkpoint Checkpoint::for_deepspeed(InputFiles& inputs, std::shared_ptr<const Checkpoint> values,
-                                     const ParamKinds& kinds) {
-  auto impl = std::make_unique<Impl>(inputs);
-  CheckpointDraft& draft = impl->draft;
-  draft.folder = values->impl_->draft.folder;
-  draft.facts = values->facts();
-  draft.facts.run = RunKind::made;
-  draft.facts.has_masters = true;
-  draft.facts.values = ValuesFrom::foreign;
-  draft.facts.ds_version = kNewestKnown;
-  draft.facts.tag = "global_step" + std::to_string(draft.facts.global_steps.value_or(0));
-  draft.optimizer_states = true;
-  draft.notes = values->notes();
-  read_for_deepspeed(draft, *values, kinds);
-  draft.files.data = values->files().data;
-  draft.files.model = files_of(draft.model_shards);
-  impl->values = std::move(values);
-  impl->index_params();
-  return Checkpoint(std::move(impl));
-}
-
-Checkpoint Checkpoint::average(InputFiles& inputs, std::vector<AveragedCheckpoint> parts) {
-  auto impl = std::make_unique<Impl>(inputs);
-  impl->averaged = std::move(parts);
-  read_average(impl->draft, impl->averaged);
-  for (const AveragedCheckpoint& part : impl->averaged) {
-    const std::vector<CheckpointFile> files = part.checkpoint->archives();
-    std::vector<CheckpointFile>& all = impl->draft.files.model;
-    all.insert(all.end(), files.begin(), files.end());
-  }
-  impl->index_params();
-  return Checkpoint(std::move(impl));
+CheckpointDraft Checkpoint::draft() const {
+  const CheckpointDraft& own = impl_->draft;
+  return {.inputs = own.inputs,
+          .options = {.tag = {}, .optimizer_states = own.options.optimizer_states},
+          .folder = own.folder,
+          .facts = own.facts,
+          .run_config = own.run_config,
+          .groups = own.groups,
+          .wrapper_state = own.wrapper_state,
+          .valueless = own.valueless,
+          .notes = own.notes,
+          .unused_patterns = own.unused_patterns,
+          .files = own.files};
 }
 
 Checkpoint Checkpoint::world(uint32_t mp_rank) const {
   const CheckpointDraft& whole = impl_->draft;
-  if (impl_->run != nullptr) return given_world(impl_->run->world(mp_rank), mp_rank);
+  if (whole.run != nullptr) return given_world(whole.run->world(mp_rank), mp_rank);
   if (!whole.worlds) {
     throw UnsupportedError({.file = whole.folder.path.string()},
                            "has experts and no ZeRO: the optimizers of expert-parallel ranks are "
@@ -464,66 +282,35 @@ Checkpoint Checkpoint::world(uint32_t mp_rank) const {
             "continues from that");
   }
   const World& world = whole.worlds->all.at(mp_rank);
-  auto impl = std::make_unique<Impl>(whole.inputs);
-  CheckpointDraft& draft = impl->draft;
-  draft.folder = whole.folder;
-  draft.facts = world.facts;
+  CheckpointDraft draft{.inputs = whole.inputs,
+                        .options = {.tag = {}, .optimizer_states = whole.options.optimizer_states},
+                        .folder = whole.folder,
+                        .facts = world.facts,
+                        .run_config = whole.run_config,
+                        .lost_files = whole.lost_files,
+                        .lost_ids = whole.lost_ids,
+                        .wrapper_state = world.wrapper_state};
   draft.facts.layout = whole.facts.layout;
   draft.facts.model_parallel = whole.facts.model_parallel;
   draft.facts.states = whole.facts.states;
-  draft.run_config = whole.run_config;
-  draft.optimizer_states = whole.optimizer_states;
-  draft.wrapper_state = world.wrapper_state;
-  draft.lost_files = whole.lost_files;
-  draft.lost_ids = whole.lost_ids;
   assemble_alone(draft, world);
   drop_incomplete(draft);
   drop_base_weight_shards(draft);
   find_save(world.model->shard(), draft.facts);
   draft.files.model = files_of(whole.model_shards, mp_rank);
   draft.files.optim = files_of(whole.optim_shards, mp_rank);
-  impl->index_params();
-  return Checkpoint(std::move(impl));
+  return Checkpoint(std::move(draft));
 }
-
-namespace {
-
-// The facts of a world whose values are those of `whole`.
-void take_values_from(const CheckpointFacts& whole, CheckpointFacts& world) {
-  world.values = whole.values;
-  world.states = whole.states;
-  world.tag = whole.tag;
-  world.global_steps = whole.global_steps;
-}
-
-}  // namespace
 
 Checkpoint Checkpoint::given_world(Checkpoint world, uint32_t mp_rank) const {
   CheckpointDraft& draft = world.impl_->draft;
-  take_values_from(facts(), draft.facts);
+  tell_values(draft.facts, facts());
   give_values(draft.params, *this, mp_rank % facts().mesh.tp);
   // A world has a part of every group.
   for (size_t g = 0; g < draft.groups.size() && groups().size() == draft.groups.size(); ++g) {
     draft.groups[g].settings = groups()[g].settings;
   }
   return world;
-}
-
-Checkpoint Checkpoint::regridded(const Checkpoint& whole, const Checkpoint& base,
-                                 const GridPlace& place, std::vector<Param> params,
-                                 std::vector<ParamGroup> groups) {
-  auto impl = std::make_unique<Impl>(base.impl_->draft.inputs);
-  impl->take_run(*base.impl_);
-  CheckpointDraft& draft = impl->draft;
-  take_values_from(whole.facts(), draft.facts);
-  draft.facts.regridded = place;
-  draft.facts.model_parallel = true;
-  draft.facts.mesh.pp = place.mesh.pp;
-  draft.facts.mesh.tp = place.mesh.tp;
-  draft.params = std::move(params);
-  draft.groups = std::move(groups);
-  impl->index_params();
-  return Checkpoint(std::move(impl));
 }
 
 const CheckpointFacts& Checkpoint::facts() const {
@@ -569,16 +356,16 @@ const std::vector<std::string>& Checkpoint::valueless() const {
   return impl_->draft.valueless;
 }
 const Checkpoint& Checkpoint::run() const {
-  return impl_->run == nullptr ? *this : impl_->run->run();
+  return impl_->draft.run == nullptr ? *this : impl_->draft.run->run();
 }
 const Checkpoint* Checkpoint::changed_from() const {
-  return impl_->changed_from.get();
+  return impl_->draft.changed_from.get();
 }
 const std::vector<std::string>& Checkpoint::module_order() const {
   return impl_->draft.module_order;
 }
 const std::vector<AveragedCheckpoint>& Checkpoint::averaged() const {
-  return impl_->averaged;
+  return impl_->draft.averaged;
 }
 const std::vector<std::string>& Checkpoint::notes() const {
   return impl_->draft.notes;

@@ -71,7 +71,7 @@ std::vector<ShardName> check_ranks(const std::vector<ShardFile>& found, ShardNam
     missing.push_back(expected);
   }
   if (missing_count > kMaxListed) listed += "\n  ...";
-  if (missing_count > kMaxListed || (missing_count > 0 && !draft.allow_missing)) {
+  if (missing_count > kMaxListed || (missing_count > 0 && !draft.options.allow_missing)) {
     throw InconsistentError({.file = shown_path(folder.path)},
                             std::to_string(missing_count) + " of " + counted(count, "file") +
                                 " are missing" + from_roots(folder) + ":" + listed)
@@ -90,7 +90,7 @@ std::vector<ShardName> check_ranks(const std::vector<ShardFile>& found, ShardNam
 // One of `files` that tells of all.
 Shard open_one(const CheckpointDraft& draft, const std::vector<ShardFile>& files) {
   const fs::path root = draft.folder.display_root();
-  if (draft.allow_missing) return open_first_readable(draft.inputs, files, root);
+  if (draft.options.allow_missing) return open_first_readable(draft.inputs, files, root);
   return std::move(
       open_shards(draft.inputs, {files.front()}, root, nullptr, draft.pickles.get()).front());
 }
@@ -98,7 +98,7 @@ Shard open_one(const CheckpointDraft& draft, const std::vector<ShardFile>& files
 // `one`: what open_one() gave, if it was asked for one of them.
 std::vector<Shard> open_all(CheckpointDraft& draft, std::vector<ShardFile> files,
                             const std::vector<ShardName>& missing, std::optional<Shard> one) {
-  if (draft.allow_missing) return open_with_stand_ins(draft, files, missing);
+  if (draft.options.allow_missing) return open_with_stand_ins(draft, files, missing);
   std::vector<Shard> shards;
   if (one && one->name == files.front().name) {
     shards.push_back(std::move(*one));

@@ -34,8 +34,8 @@ std::vector<int64_t> partition_counts(const Fields& optimizer);
 // Opens the optimizer-states files of the folder into draft.optim_shards, by mp rank and then by
 // data-parallel rank. Checks that all ranks have one. The largest partition_count is the number of
 // data-parallel ranks, mp_world_size that of model-parallel ones. Sets facts.mesh.dp. Throws
-// InconsistentError that lists every missing file, or names surplus ones. With draft.allow_missing,
-// files that are missing or cannot be read have stand-ins (salvage.h).
+// InconsistentError that lists every missing file, or names surplus ones. With
+// draft.options.allow_missing, files that are missing or cannot be read have stand-ins (salvage.h).
 void open_optim_shards(CheckpointDraft& draft);
 
 // The same for the model-states files: one for each mp rank, or, of kind zero_model_states (stage

@@ -1,4 +1,4 @@
-// A run of DeepSpeed that continues another framework's training: Checkpoint::with_values.
+#include "checkpoint/other_values.h"
 
 #include <algorithm>
 #include <optional>
@@ -11,10 +11,8 @@
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
 #include "base/text.h"
-#include "checkpoint/layout.h"
 #include "checkpoint/settings.h"
 #include "checkpoint/state_dicts.h"
-#include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -38,13 +36,14 @@ std::string keys_text(const std::vector<ParamState>& states) {
   return keys.empty() ? "none" : some_of(keys);
 }
 
+// A run of DeepSpeed that continues another framework's training.
 class OtherValues {
  public:
   OtherValues(CheckpointDraft& draft, const Checkpoint& values, const Checkpoint& base)
       : draft_(draft), values_(values), base_(base), where_(values.tag_folder().string()) {}
 
   void read() {
-    read_other_weights(draft_, weights_in(values_), where_, {}, base_);
+    give_weights(draft_, base_, {weights_in(values_), where_});
     for (const Param& param : values_.params()) {
       if (!param.states.empty() || param.step.archive != nullptr) {
         stepped_.emplace(param.name, &param);
@@ -250,9 +249,16 @@ class OtherValues {
 
 }  // namespace
 
-void read_other_values(CheckpointDraft& draft, const Checkpoint& values, const Checkpoint& base) {
-  if (values.facts().states != StatesTold::yes) throw unnamed_states(values.tag_folder());
-  OtherValues(draft, values, base).read();
+Checkpoint with_values(std::shared_ptr<const Checkpoint> base,
+                       std::shared_ptr<const Checkpoint> values) {
+  refuse_values_into(*base);
+  if (values->facts().states != StatesTold::yes) throw unnamed_states(values->tag_folder());
+  CheckpointDraft draft = base->draft();
+  draft.facts.values = ValuesFrom::foreign;
+  OtherValues(draft, *values, *base).read();
+  draft.run = std::move(base);
+  draft.values = std::move(values);
+  return Checkpoint(std::move(draft));
 }
 
 }  // namespace dsckpt

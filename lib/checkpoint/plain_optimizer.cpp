@@ -45,7 +45,7 @@ class PlainReader {
   PlainOptimizer read(const Fields* optimizer) {
     if (optimizer != nullptr) {
       find_masters(*optimizer);
-      if (draft_.optimizer_states) find_states(*optimizer);
+      if (draft_.options.optimizer_states) find_states(*optimizer);
     } else {
       frozen_known_ = false;  // unless param_shapes says it, which zero0.cpp looks at
       for (Candidate& candidate : candidates_) candidate.master = candidate.stored;

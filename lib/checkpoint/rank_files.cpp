@@ -89,7 +89,7 @@ class RankFilesReader {
     find_missing(model_paths_, of_model);
     if (!optimizer_paths_.empty()) find_missing(optimizer_paths_, *other);
     if (missing.empty()) return;
-    if (!draft_.allow_missing || model_paths_.empty()) {
+    if (!draft_.options.allow_missing || model_paths_.empty()) {
       throw InconsistentError({.file = draft_.folder.path.string()},
                               counted(missing.size(), "file") +
                                   (missing.size() == 1 ? " of a rank is" : " of ranks are") +
@@ -142,7 +142,7 @@ class RankFilesReader {
     for (Opened& each : models_) {
       in_context({.file = each.display}, [&] {
         const TrainingFile file = training_file(each.archive->root());
-        const KeyedDict& model = chosen_model(draft_.model, file, each.display);
+        const KeyedDict& model = chosen_model(draft_.options.model, file, each.display);
         each.dict = model.dict;
         if (model.dict.find("_flat_param")) {
           throw UnsupportedError({.tensor = "_flat_param"},
@@ -273,7 +273,7 @@ class RankFilesReader {
     if (!optimizer_paths_.empty()) {
       RankPaths wanted = optimizer_paths_;
       // The trained parameters and their steps, on the first rank alone.
-      if (!draft_.optimizer_states) wanted.erase(std::next(wanted.begin()), wanted.end());
+      if (!draft_.options.optimizer_states) wanted.erase(std::next(wanted.begin()), wanted.end());
       files = open(wanted);
       for (Opened& each : files) {
         const TrainingFile file = training_file(each.archive->root());
@@ -322,7 +322,7 @@ class RankFilesReader {
         continue;
       }
       if (!entry.shape) entry.shape = whole->shape;
-      if (!draft_.optimizer_states) continue;
+      if (!draft_.options.optimizer_states) continue;
       std::vector<std::pair<const Opened*, Value>> parts;
       for (const Opened& each : files) {
         const Value all = each.dict.at("state");

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/given_values.h"
+#include "checkpoint/layout.h"
 #include "checkpoint/pipeline_layers.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
@@ -579,9 +580,15 @@ Checkpoint Regrid::world(uint32_t mp_rank) const {
     made.in_module = keeps_slices() ? copies[tp_rank] : slice_of_copies(each, copies, tp_rank);
   }
   if (keeps_slices()) give_values(params, source_, tp_rank);
-  const GridPlace place{.mesh = mesh_, .mp_rank = mp_rank, .padded_vocab_size = padded_};
-  return Checkpoint::regridded(source_, base(base_stage(stage) * old_.tp + base_tp(tp_rank)), place,
-                               std::move(params), groups_of(stage));
+  CheckpointDraft draft = base(base_stage(stage) * old_.tp + base_tp(tp_rank)).draft();
+  tell_values(draft.facts, source_.facts());
+  draft.facts.regridded = {.mesh = mesh_, .mp_rank = mp_rank, .padded_vocab_size = padded_};
+  draft.facts.model_parallel = true;
+  draft.facts.mesh.pp = mesh_.pp;
+  draft.facts.mesh.tp = mesh_.tp;
+  draft.params = std::move(params);
+  draft.groups = groups_of(stage);
+  return Checkpoint(std::move(draft));
 }
 
 std::vector<std::string> Regrid::lines() const {

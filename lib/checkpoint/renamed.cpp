@@ -6,7 +6,7 @@
 
 #include "base/keyed_hash.h"
 #include "base/text.h"
-#include "checkpoint/hub_weights.h"
+#include "checkpoint/layout.h"
 #include "checkpoint/made_run.h"
 #include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
@@ -198,8 +198,10 @@ void refuse_untied(const std::vector<Param>& params, const RenamedParam& each) {
 
 }  // namespace
 
-void read_renamed(CheckpointDraft& draft, const Checkpoint& base, KeyMap& rules) {
-  const std::vector<Param>& params = base.params();
+Checkpoint renamed(std::shared_ptr<const Checkpoint> base, KeyMap& rules) {
+  CheckpointDraft draft = base->draft();
+  draft.facts.changed = true;
+  const std::vector<Param>& params = base->params();
   std::vector<RenamedParam> renamed = renamed_params(params, rules, "--key-map");
   note_unused(rules, params.size(), draft.notes);
   KeyedMap<std::string_view, std::vector<std::string>> made;  // by the first that it is made of
@@ -233,6 +235,8 @@ void read_renamed(CheckpointDraft& draft, const Checkpoint& base, KeyMap& rules)
     refuse_untied(params, each);
     draft.params.push_back(std::move(each.param));
   }
+  draft.changed_from = std::move(base);
+  return Checkpoint(std::move(draft));
 }
 
 std::vector<WeightsTensor> renamed_weights(const Weights& weights, const WeightNames& names,

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,7 +11,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/layout.h"
+#include "checkpoint/hub_weights.h"
 #include "checkpoint/names/key_map.h"
 #include "checkpoint/weights.h"
 #include "format/archive_copy.h"
@@ -30,16 +31,20 @@ struct RenamedParam {
 
 // The parameters that `params` become, in the order of the first input of each. Param::alias_of is
 // the name of another one of `params`, in both lists. A result of tied parameters alone is tied
-// likewise. `options`: the cause of the renaming, for errors. Throws as Checkpoint::renamed, except
-// if no rule fits.
+// likewise. `options`: the cause of the renaming, for errors. Throws as renamed(), except if no
+// rule fits.
 std::vector<RenamedParam> renamed_params(std::span<const Param> params, KeyMap& rules,
                                          const std::string& options);
 
 // A note on each rule that fits nothing; UsageError if none does.
 void note_unused(const KeyMap& rules, size_t tensors, std::vector<std::string>& notes);
 
-// The reader of Checkpoint::renamed: params, groups and notes.
-void read_renamed(CheckpointDraft& draft, const Checkpoint& base, KeyMap& rules);
+// `base` with its tensors renamed, cut and joined by `rules`. Parameters, groups, states and steps
+// change alike, in the order of the first input of each. Everything else comes from `base`, its
+// files too: Checkpoint::changed_from(). A note lists rules that fit nothing. Throws UsageError if
+// no rule fits, for tensors that a rule cannot convert, and for names that become equal. Throws
+// UnsupportedError for parameters that are joined but differ in states, groups or kinds.
+Checkpoint renamed(std::shared_ptr<const Checkpoint> base, KeyMap& rules);
 
 // The tensors of files of weights by the engine's names: prefixes first, then the rules.
 std::vector<WeightsTensor> renamed_weights(const Weights& weights, const WeightNames& names,

@@ -35,18 +35,19 @@ class StateDicts {
     for (size_t i = 0; i < model_.size(); ++i) add_param(i, is_assigned);
     sort_params(draft_.params);
     if (optimizer_ == nullptr) {
-      if (draft_.optimizer_states) draft_.notes.emplace_back("there are no optimizer states");
+      if (draft_.options.optimizer_states)
+        draft_.notes.emplace_back("there are no optimizer states");
       return;
     }
     if (!is_assigned) {
       draft_.facts.states = StatesTold::no;
-      if (!draft_.optimizer_states) return;
+      if (!draft_.options.optimizer_states) return;
       draft_.notes.emplace_back(
           std::string("the optimizer numbers its parameters, and ") +
           (in_order_ ? "their order and shapes do not tell which is which"
                      : "files of safetensors do not keep the order that they had in the model") +
           ": its states are left out");
-    } else if (draft_.optimizer_states) {
+    } else if (draft_.options.optimizer_states) {
       add_groups();
     }
     note_told_by_type(draft_, told_by_type_);
@@ -130,8 +131,8 @@ class StateDicts {
         if (!is_digits(number) || number.size() > kMostNumberDigits) return false;
       }
     }
-    auto names = names_of_numbers(groups, draft_.order, shape_of, state_shape);
-    if (!names && draft_.order.names.empty() && in_order_) {
+    auto names = names_of_numbers(groups, draft_.options.order, shape_of, state_shape);
+    if (!names && draft_.options.order.names.empty() && in_order_) {
       names = names_of_numbers(groups, {.names = trainable_names()}, shape_of, state_shape);
       if (names) {
         draft_.notes.emplace_back(
@@ -203,7 +204,7 @@ class StateDicts {
         steps = std::max(steps.value_or(0), static_cast<int64_t>(*number));
       }
     }
-    if (!draft_.optimizer_states) return;
+    if (!draft_.options.optimizer_states) return;
     param.step = entry.step;
     for (const ParamState& state : entry.tensors) {
       if (state.value.shape() != param.weight.shape()) {
@@ -292,7 +293,7 @@ UnsupportedError unnamed_states(const fs::path& folder) {
 }
 
 void refuse_foreign_options(const CheckpointDraft& draft, const std::string& what) {
-  if (!draft.tp_rules.empty()) {
+  if (!draft.options.tp_rules.empty()) {
     throw UsageError("--tp-rule is for slices that no file tells how to put together; this is " +
                      what + ", which says where its parts belong");
   }

@@ -241,8 +241,8 @@ void check_step_of_model(CheckpointDraft& draft, std::string_view state_key) {
   // Where DeepSpeed loads universal checkpoints at stage 3, sub-groups share one step, which then
   // runs ahead.
   const bool may_run_ahead = *other->number > expected->counted && sub_groups_of(optim) > 1;
-  if (engine && engine->precision == Precision::fp32 && !may_run_ahead && !draft.allow_missing &&
-      !has_rates_of(model, facts)) {
+  if (engine && engine->precision == Precision::fp32 && !may_run_ahead &&
+      !draft.options.allow_missing && !has_rates_of(model, facts)) {
     throw InconsistentError(optim.where(other->name),
                             "is " + step_text(*other->number) + ", but " + model.display +
                                 " is of step " + step_text(expected->counted) +
@@ -308,7 +308,7 @@ void check_steps(CheckpointDraft& draft, std::string_view state_key) {
   while (const auto difference = first_difference(draft, state_key)) {
     const FilesOfSteps files = files_of_steps(draft, state_key);
     if (files.size() < 2) throw InconsistentError(difference->where, difference->text);
-    if (draft.allow_missing && lose_other_steps(draft, files)) {
+    if (draft.options.allow_missing && lose_other_steps(draft, files)) {
       draft.notes.resize(notes);
       continue;
     }

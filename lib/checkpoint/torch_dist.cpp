@@ -120,7 +120,7 @@ class TorchDist {
       throw InconsistentError({.file = draft_.folder.path.string(), .tensor = entry.name()},
                               "is in two optimizers");
     }
-    if (is_master(state) || draft_.optimizer_states) tensors_.want(entry);
+    if (is_master(state) || draft_.options.optimizer_states) tensors_.want(entry);
   }
 
   // With a part of the states in flat buckets, the others would pass for all.
@@ -235,7 +235,7 @@ class TorchDist {
                       group.params.push_back(part);
                       optimizer.states[part] = {.step = step, .shape = source.shape()};
                     });
-      if (draft_.optimizer_states) add_states(name, states, optimizer);
+      if (draft_.options.optimizer_states) add_states(name, states, optimizer);
     }
     optimizer.groups.push_back(std::move(group));
     return optimizer;
@@ -260,7 +260,7 @@ class TorchDist {
           some_of(left_out_) + "; --dist-ckpt-optim-fully-reshardable saves states by parameter");
       draft_.facts.states = StatesTold::no;
     }
-    if (draft_.optimizer_states && !states_.empty() && !is_one_group_) {
+    if (draft_.options.optimizer_states && !states_.empty() && !is_one_group_) {
       draft_.notes.emplace_back(
           "the optimizer has several groups, and no file tells which parameters each has");
     }

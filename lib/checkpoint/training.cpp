@@ -127,7 +127,7 @@ void read_training(CheckpointDraft& draft) {
   const std::string& display = shard.display;
   in_context({.file = display}, [&] {
     const TrainingFile file = training_file(archive.root());
-    const KeyedDict& model = chosen_model(draft.model, file, display);
+    const KeyedDict& model = chosen_model(draft.options.model, file, display);
     const KeyedDict* of_model = optimizer_of(file, model, display);
     std::optional<OptimizerDict> optimizer;
     if (of_model != nullptr) optimizer = optimizer_dict(archive, of_model->dict);

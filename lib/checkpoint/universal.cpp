@@ -93,7 +93,7 @@ class UniversalReader {
       world.frozen = whole_frozen(model());
     }
     std::vector<ParamGroup> optimizer_groups = find_groups(wrapper);
-    if (draft_.optimizer_states) world.groups = std::move(optimizer_groups);
+    if (draft_.options.optimizer_states) world.groups = std::move(optimizer_groups);
     std::vector<World> worlds;
     worlds.push_back(std::move(world));
     assemble(draft_, worlds);
@@ -268,7 +268,7 @@ class UniversalReader {
 
   void add_group(const NamedShapes& group, size_t g, const Fields& wrapper, World& world) {
     FlatStates of_group;
-    if (stage_ == 3 && draft_.optimizer_states) of_group = wrapper_states(wrapper, g);
+    if (stage_ == 3 && draft_.options.optimizer_states) of_group = wrapper_states(wrapper, g);
     const Files* reference = nullptr;
     for (const auto& [name, shape] : group) {
       const Files& files = folders_.at(name);
@@ -322,7 +322,7 @@ class UniversalReader {
       check_master_type(param.master.dtype());
       param.requires_grad = master.archive.info(tensor_in(master)).requires_grad;
     });
-    if (!draft_.optimizer_states) return param;
+    if (!draft_.options.optimizer_states) return param;
     for (const auto& [key, file] : files) {
       if (key == kFp32 || is_meta_tensor(value_in(*file))) continue;
       if (key != kStep) {

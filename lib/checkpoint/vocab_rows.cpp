@@ -5,7 +5,6 @@
 
 #include "base/patterns.h"
 #include "base/text.h"
-#include "checkpoint/hub_weights.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {

@@ -8,7 +8,7 @@
 
 #include "base/keyed_hash.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/weights.h"
+#include "checkpoint/hub_weights.h"
 #include "dsckpt/checkpoint.h"
 
 namespace dsckpt {

@@ -3,6 +3,7 @@
 // them. Or they are the values of a checkpoint whose training goes on.
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <span>
@@ -14,99 +15,58 @@
 #include "base/kernels.h"
 #include "base/keyed_hash.h"
 #include "base/text.h"
-#include "checkpoint/hub_weights.h"
-#include "checkpoint/layout.h"
-#include "checkpoint/weights.h"
+#include "checkpoint/other_values.h"
+#include "checkpoint/renamed.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
+namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kTag = "global_step0";
 
-class WeightsReader {
+bool can_be_trained(DType dtype) {
+  return is_floating_point(dtype) && can_convert(dtype, DType::float32);
+}
+
+// By the engine's names; no two of them may be equal.
+std::map<std::string, const WeightsTensor*> by_name(std::span<const WeightsTensor> tensors,
+                                                    const std::string& where) {
+  std::map<std::string, const WeightsTensor*> all;
+  for (const WeightsTensor& tensor : tensors) {
+    if (all.emplace(tensor.name, &tensor).second) continue;
+    throw InconsistentError({.file = where, .tensor = tensor.name},
+                            "would be the name of two tensors");
+  }
+  return all;
+}
+
+class WeightsGiver {
  public:
-  WeightsReader(CheckpointDraft& draft, std::span<const WeightsTensor> weights, std::string where,
-                const WeightNames& names)
-      : draft_(draft), weights_(weights), where_(std::move(where)), names_(names) {
-    for (const WeightsTensor& tensor : weights) {
-      const std::string name = engine_name(names_, tensor.name);
-      if (!by_name_.emplace(name, &tensor).second) {
-        throw InconsistentError({.file = where_, .tensor = name},
-                                "would be the name of two tensors");
-      }
-    }
-  }
+  WeightsGiver(CheckpointDraft& draft, const Checkpoint& base, const GivenWeights& given)
+      : draft_(draft),
+        base_(base),
+        there_(base.tag_folder().string()),
+        where_(given.where),
+        of_a_start_(given.of_a_start),
+        by_name_(by_name(given.tensors, given.where)) {}
 
-  void read_alone() {
-    CheckpointFacts& facts = draft_.facts;
-    facts.layout = "weights";
-    facts.tag = kTag;
-    facts.global_steps = 0;
-    facts.run = RunKind::none;
-    facts.values = ValuesFrom::start;
-    facts.frozen_known = false;
-    draft_.params.reserve(weights_.size());
-    for (const WeightsTensor& tensor : weights_) {
-      const bool trained = can_be_trained(tensor.value.dtype());
-      if (trained && size_of(tensor.value.dtype()) < 4) facts.has_masters = false;
-      Param param{.name = engine_name(names_, tensor.name),
-                  .kind = trained ? ParamKind::trainable : ParamKind::buffer,
-                  .weight = tensor.value};
-      if (!tensor.alias_of.empty()) param.alias_of = engine_name(names_, tensor.alias_of);
-      param.requires_grad = trained;
-      draft_.params.push_back(std::move(param));
+  void give() {
+    for (const Param& param : base_.params()) {
+      if (!param.alias_of.empty()) aliases_[param.alias_of].push_back(param.name);
     }
-  }
-
-  void read_like(const Checkpoint& like) {
-    if (like.facts().states == StatesTold::stripped) {
-      throw UnsupportedError({.file = like.tag_folder().string()},
-                             "was stripped to its weights by ckpt-pack strip: it does not tell how "
-                             "a run of it starts");
+    for (const Param& param : base_.params()) {
+      if (param.alias_of.empty()) take_value(param);
     }
-    draft_.facts = like.facts();
-    draft_.run_config = like.run_config();
-    draft_.facts.tag = kTag;
-    draft_.facts.global_steps = 0;
-    draft_.facts.values = ValuesFrom::start;
-    draft_.facts.states = StatesTold::yes;
-    draft_.groups = like.groups();
-    draft_.wrapper_state = like.wrapper_state();
-    take_values(like);
-    for (const Param& param : like.params()) add_at_start(param);
+    check_names();
+    for (const Param& param : base_.params()) add(param);
     note_kept();
-  }
-
-  void read_into(const Checkpoint& base) {
-    goes_on_ = true;
-    take_values(base);
-    for (const Param& param : base.params()) add_going_on(param);
-    note_kept();
-    note_widened(base);
+    if (!of_a_start_) note_widened();
   }
 
  private:
-  void take_values(const Checkpoint& like) {
-    find_aliases(like);
-    for (const Param& param : like.params()) {
-      if (param.alias_of.empty()) take_value(param, like);
-    }
-    check_names(like);
-  }
-
-  static bool can_be_trained(DType dtype) {
-    return is_floating_point(dtype) && can_convert(dtype, DType::float32);
-  }
-
-  void find_aliases(const Checkpoint& like) {
-    for (const Param& param : like.params()) {
-      if (!param.alias_of.empty()) aliases_[param.alias_of].push_back(param.name);
-    }
-  }
-
   // The value of a parameter and of all names tied to it, which have to be equal.
-  void take_value(const Param& param, const Checkpoint& like) {
+  void take_value(const Param& param) {
     std::vector<std::string> names{param.name};
     const auto tied = aliases_.find(param.name);
     if (tied != aliases_.end()) {
@@ -120,7 +80,7 @@ class WeightsReader {
       used_.insert(name);
       const WeightsTensor& tensor = *found->second;
       if (!stored.insert(tensor.alias_of.empty() ? tensor.name : tensor.alias_of).second) continue;
-      check_fits(name, tensor.value, param, like);
+      check_fits(name, tensor.value, param);
       copies.push_back(tensor.value);
     }
     if (copies.empty()) {
@@ -148,10 +108,9 @@ class WeightsReader {
     return TensorSource::cat(0, {value, param.weight.narrow(0, rows, whole.front() - rows)});
   }
 
-  void check_fits(const std::string& name, const TensorSource& value, const Param& param,
-                  const Checkpoint& like) const {
+  void check_fits(const std::string& name, const TensorSource& value, const Param& param) const {
     const Where where{.file = where_, .tensor = name};
-    const std::string there = ", in " + like.tag_folder().string() + " ";
+    const std::string there = ", in " + there_ + " ";
     const Shape wanted = without_padding(param, param.weight).shape();
     if (value.shape() != wanted) {
       throw InconsistentError(where,
@@ -160,7 +119,7 @@ class WeightsReader {
     const DType from = value.dtype();
     const DType to = param.weight.dtype();
     // Masters would be rounded, and 16-bit copies rounded from these once more.
-    if (goes_on_ && from == DType::float64 && to != from) {
+    if (!of_a_start_ && from == DType::float64 && to != from) {
       throw UnsupportedError(where, "is float64" + there + std::string(torch_name(to)) +
                                         ": it would be rounded more than once")
           .with_hint("torch: save it with .float()");
@@ -170,21 +129,20 @@ class WeightsReader {
         where, "is of type " + std::string(torch_name(from)) + there + std::string(torch_name(to)));
   }
 
-  void check_names(const Checkpoint& like) const {
+  void check_names() const {
     std::vector<std::string> extra;
     for (const auto& [name, tensor] : by_name_) {
       if (!used_.contains(name)) extra.push_back(name);
     }
     if (missing_.empty() && extra.empty()) return;
-    const std::string there = like.tag_folder().string();
     std::string text;
     if (!missing_.empty()) {
-      text = "lacks " + counted(missing_.size(), "parameter") + " of " + there + ":" +
+      text = "lacks " + counted(missing_.size(), "parameter") + " of " + there_ + ":" +
              listed(missing_);
     }
     if (!extra.empty()) {
       text += std::string(text.empty() ? "" : "\nand ") + "has " + counted(extra.size(), "tensor") +
-              " that " + there + " does not have:" + listed(extra);
+              " that " + there_ + " does not have:" + listed(extra);
     }
     throw InconsistentError(
         {.file = where_, .tensor = missing_.empty() ? extra.front() : missing_.front()}, text)
@@ -232,28 +190,16 @@ class WeightsReader {
     return "zero-to-fp32 --include and --exclude write a part of the weights";
   }
 
-  // The tensor in the files; nullptr for a buffer that they lack.
-  const TensorSource* given(const Param& param) const {
+  void add(Param param) {
     const auto found = values_.find(param.alias_of.empty() ? param.name : param.alias_of);
-    return found == values_.end() ? nullptr : &found->second;
-  }
-
-  void add_at_start(const Param& param) {
-    const TensorSource* value = given(param);
-    draft_.params.push_back({.name = param.name,
-                             .kind = param.kind,
-                             .weight = value == nullptr ? param.weight : *value,
-                             .alias_of = param.alias_of,
-                             .form = param.form,
-                             .cut = param.cut,
-                             .requires_grad = param.requires_grad,
-                             .given = value != nullptr});
-  }
-
-  void add_going_on(Param param) {
-    if (const TensorSource* value = given(param)) {
-      param.weight = *value;
+    if (found != values_.end()) {
+      param.weight = found->second;
       param.given = true;
+    }
+    if (of_a_start_) {
+      param.states.clear();
+      param.step = {};
+      param.others = {};
     }
     draft_.params.push_back(std::move(param));
   }
@@ -264,23 +210,22 @@ class WeightsReader {
                            listed(kept_));
   }
 
-  void note_widened(const Checkpoint& base) {
+  void note_widened() {
     for (const auto& [dtype, count] : given_as_) {
       if (size_of(dtype) >= size_of(DType::float32)) continue;
       draft_.notes.push_back("the weights are " + std::string(torch_name(dtype)) + " of " +
-                             counted(count, "trained parameter") + " of " +
-                             base.tag_folder().string() +
+                             counted(count, "trained parameter") + " of " + there_ +
                              ": the masters get these numbers, upcast; float32 weights, as "
                              "zero-to-fp32 writes them without --dtype, lose nothing");
     }
   }
 
   CheckpointDraft& draft_;
-  std::span<const WeightsTensor> weights_;
-  const std::string where_;  // what the files lie in, for messages
-  bool goes_on_ = false;     // the training of the checkpoint that gets the weights
-  const WeightNames& names_;
-  std::map<std::string, const WeightsTensor*> by_name_;      // by the engine's names
+  const Checkpoint& base_;
+  const std::string there_;
+  const std::string& where_;
+  const bool of_a_start_;
+  const std::map<std::string, const WeightsTensor*> by_name_;
   KeyedMap<std::string, std::vector<std::string>> aliases_;  // by owner
   KeyedMap<std::string, TensorSource> values_;               // by owner
   std::map<DType, size_t> given_as_;  // trained parameters by their type in the files
@@ -289,22 +234,129 @@ class WeightsReader {
   std::vector<std::string> kept_;
 };
 
-}  // namespace
-
-void read_weights(CheckpointDraft& draft, std::span<const WeightsTensor> weights,
-                  const WeightNames& names, const Checkpoint* like) {
-  WeightsReader reader(draft, weights, draft.folder.path.string(), names);
-  if (like != nullptr) {
-    reader.read_like(*like);
-  } else {
-    reader.read_alone();
-  }
+Weights open_weights(InputFiles& inputs, const fs::path& path, const WeightNames& names) {
+  return Weights::open(inputs, path,
+                       {.of_model = true,
+                        .model = names.model,
+                        .allow_missing = names.allow_missing,
+                        .folders = names.folders});
 }
 
-void read_other_weights(CheckpointDraft& draft, std::span<const WeightsTensor> weights,
-                        const std::string& where, const WeightNames& names,
-                        const Checkpoint& base) {
-  WeightsReader(draft, weights, where, names).read_into(base);
+// Those of `weights` by the engine's names; `base` is what gets them, if anything does.
+std::vector<WeightsTensor> engine_tensors(const Weights& weights, const fs::path& path,
+                                          const WeightNames& names, const Checkpoint* base,
+                                          std::vector<std::string>& notes) {
+  if (names.rules != nullptr) return renamed_weights(weights, names, notes);
+  std::vector<WeightsTensor> tensors = as_module_has(weights, path, names, base, notes);
+  for (WeightsTensor& tensor : tensors) {
+    tensor.name = engine_name(names, tensor.name);
+    if (!tensor.alias_of.empty()) tensor.alias_of = engine_name(names, tensor.alias_of);
+  }
+  return tensors;
+}
+
+// For those who need every value.
+void refuse_unread(const fs::path& path, const Weights& weights) {
+  if (weights.unread().empty()) return;
+  const OpaqueTensor& first = weights.unread().front();
+  throw UnsupportedError({.file = path.string(), .tensor = printable(first.path)},
+                         "is a tensor of an unsupported kind (" + first.kind + ")");
+}
+
+void take_files(CheckpointDraft& draft, Weights weights) {
+  for (const std::string& file : weights.missing()) {
+    draft.lost_files.push_back({{.kind = ShardName::Kind::model_states}, file, "is missing"});
+  }
+  draft.notes.insert(draft.notes.end(), weights.notes().begin(), weights.notes().end());
+  draft.weights = std::move(weights).take_files();
+}
+
+void refuse_stripped(const Checkpoint& base, const char* why) {
+  if (base.facts().states != StatesTold::stripped) return;
+  throw UnsupportedError({.file = base.tag_folder().string()},
+                         std::string("was stripped to its weights by ckpt-pack strip: ") + why);
+}
+
+}  // namespace
+
+void give_weights(CheckpointDraft& draft, const Checkpoint& base, const GivenWeights& given) {
+  WeightsGiver(draft, base, given).give();
+}
+
+void refuse_values_into(const Checkpoint& base) {
+  refuse_stripped(base, "there is no training to continue");
+  if (base.facts().has_masters) return;
+  throw UnsupportedError({.file = base.tag_folder().string()},
+                         "has no fp32 masters, from which training would continue");
+}
+
+Checkpoint weights_alone(InputFiles& inputs, const fs::path& path, const WeightNames& names) {
+  Weights weights = open_weights(inputs, path, names);
+  CheckpointDraft draft{.inputs = inputs};
+  draft.folder.path = path;
+  draft.folder.folders = names.folders;
+  draft.facts = {.layout = "weights",
+                 .run = RunKind::none,
+                 .values = ValuesFrom::start,
+                 .global_steps = 0,
+                 .tag = kTag,
+                 .frozen_known = false};
+  const std::vector<WeightsTensor> tensors =
+      engine_tensors(weights, path, names, nullptr, draft.notes);
+  by_name(tensors, path.string());
+  for (const WeightsTensor& tensor : tensors) {
+    const bool trained = can_be_trained(tensor.value.dtype());
+    if (trained && size_of(tensor.value.dtype()) < 4) draft.facts.has_masters = false;
+    draft.params.push_back({.name = tensor.name,
+                            .kind = trained ? ParamKind::trainable : ParamKind::buffer,
+                            .weight = tensor.value,
+                            .alias_of = tensor.alias_of,
+                            .requires_grad = trained});
+  }
+  for (const OpaqueTensor& tensor : weights.unread()) draft.valueless.push_back(tensor.path);
+  take_files(draft, std::move(weights));
+  return Checkpoint(std::move(draft));
+}
+
+Checkpoint started_from_weights(std::shared_ptr<const Checkpoint> base, const fs::path& path,
+                                const WeightNames& names) {
+  const CheckpointDraft of_base = base->draft();
+  Weights weights = open_weights(of_base.inputs, path, names);
+  refuse_stripped(*base, "it does not tell how a run of it starts");
+  CheckpointDraft draft{.inputs = of_base.inputs,
+                        .facts = of_base.facts,
+                        .run_config = of_base.run_config,
+                        .groups = of_base.groups,
+                        .wrapper_state = of_base.wrapper_state,
+                        .files = {.model = of_base.files.model, .optim = of_base.files.optim}};
+  draft.folder.path = path;
+  draft.folder.folders = names.folders;
+  draft.facts.values = ValuesFrom::start;
+  draft.facts.states = StatesTold::yes;
+  draft.facts.global_steps = 0;
+  draft.facts.tag = kTag;
+  const std::vector<WeightsTensor> tensors =
+      engine_tensors(weights, path, names, base.get(), draft.notes);
+  give_weights(draft, *base, {tensors, path.string(), true});
+  refuse_unread(path, weights);
+  take_files(draft, std::move(weights));
+  draft.run = std::move(base);
+  return Checkpoint(std::move(draft));
+}
+
+Checkpoint with_weights(std::shared_ptr<const Checkpoint> base, const fs::path& path,
+                        const WeightNames& names) {
+  refuse_values_into(*base);
+  CheckpointDraft draft = base->draft();
+  Weights weights = open_weights(draft.inputs, path, names);
+  refuse_unread(path, weights);
+  if (!draft.facts.has_given_states()) draft.facts.values = ValuesFrom::weights;
+  const std::vector<WeightsTensor> tensors =
+      engine_tensors(weights, path, names, base.get(), draft.notes);
+  give_weights(draft, *base, {tensors, path.string()});
+  take_files(draft, std::move(weights));
+  draft.run = std::move(base);
+  return Checkpoint(std::move(draft));
 }
 
 }  // namespace dsckpt

@@ -228,13 +228,13 @@ class Zero0Reader {
       open_experts();
       for (const ModelStates& model : models_) read_rank(model);
     }
-    if (draft_.optimizer_states && first.fields.has(keys::kOptimizer)) {
+    if (draft_.options.optimizer_states && first.fields.has(keys::kOptimizer)) {
       draft_.wrapper_state = {&first.shard().archive, first.fields[keys::kOptimizer]};
     }
     find_whether_masters();
     for (World& world : worlds_) {
       world.facts = facts;
-      if (draft_.optimizer_states && world.model->fields.has(keys::kOptimizer)) {
+      if (draft_.options.optimizer_states && world.model->fields.has(keys::kOptimizer)) {
         world.wrapper_state = {&world.model->shard().archive,
                                world.model->fields[keys::kOptimizer]};
       }

@@ -632,7 +632,7 @@ void read_zero12(CheckpointDraft& draft) {
   take_wrapper(first, draft.facts);
 
   look_up_tensors(draft, keys::kSingleFp32Partition, keys::kBaseOptimizerState,
-                  draft.optimizer_states);
+                  draft.options.optimizer_states);
   check_steps(draft, keys::kBaseOptimizerState);
   std::deque<ModelStates> models;
   for (const Shard& shard : draft.model_shards) {
@@ -650,10 +650,10 @@ void read_zero12(CheckpointDraft& draft) {
   std::vector<World> worlds;
   for (const ModelStates& model : models) {
     const std::vector<const Shard*> optim = optim_shards_of(draft, model.shard().name.mp_rank);
-    const Zero12WorldReader reader(model, optim, draft.run_config, draft.optimizer_states);
+    const Zero12WorldReader reader(model, optim, draft.run_config, draft.options.optimizer_states);
     FlatWorld read = reader.read();
     World& world = worlds.emplace_back(World{&model, std::move(read.owned), whole_frozen(model)});
-    if (draft.optimizer_states) world.groups = reader.groups(read.round_robin);
+    if (draft.options.optimizer_states) world.groups = reader.groups(read.round_robin);
     world.facts = draft.facts;
     take_wrapper(*optim.front(), world.facts);
     world.facts.round_robin = read.round_robin;

@@ -192,7 +192,7 @@ class Zero3WorldReader {
     }
     const OffloadConfig& offload = draft_.run_config.offload;
     const auto tensors = swapped_tensors(optim_, sizes, draft_.mp_ranks, offload, draft_.notes);
-    swapped_ = SwapFiles(draft_.inputs, optim_, tensors, offload, draft_.optimizer_states);
+    swapped_ = SwapFiles(draft_.inputs, optim_, tensors, offload, draft_.options.optimizer_states);
     draft_.files.swap.insert(draft_.files.swap.end(), swapped_.files().begin(),
                              swapped_.files().end());
     for (const auto& of_rank : tensors) {
@@ -271,7 +271,7 @@ class Zero3WorldReader {
         first.archive.info(optimizer_state(first).sequence(keys::kFp32FlatGroups)[groups.front()])
             .requires_grad;
     FlatStates all;
-    if (draft_.optimizer_states) all = states_of(groups, ranks);
+    if (draft_.options.optimizer_states) all = states_of(groups, ranks);
     std::vector<Pieces> states;
     for (FlatStates::State& state : all.states) states.push_back(shared(std::move(state.pieces)));
 
@@ -513,7 +513,7 @@ void read_zero3(CheckpointDraft& draft) {
     const Shard& of_world = *optim.front();
     world.facts = draft.facts;
     world.wrapper_state = wrapper_state(of_world);
-    if (!draft.optimizer_states) continue;
+    if (!draft.options.optimizer_states) continue;
     world.groups = sub_group_param_groups(*ranks.front().states, optimizer_state(of_world));
     find_expert_groups(world.groups, shares_of(of_world), dp);
   }

@@ -10,7 +10,9 @@
 
 #include "base/bytes.h"
 #include "base/text.h"
+#include "checkpoint/changed_set.h"
 #include "checkpoint/find/tag_folder.h"
+#include "checkpoint/other_values.h"
 #include "checkpoint/renamed.h"
 #include "checkpoint/state_dicts.h"
 #include "checkpoint/weights.h"
@@ -155,27 +157,26 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
                           .as_module = options.module_names,
                           .rules = rules.empty() ? nullptr : &rules,
                           .folders = open.folders};
-  impl->checkpoint = std::make_shared<const Checkpoint>(
-      is_weights ? Checkpoint::from_weights(*impl->inputs, path, names, impl->like.get())
-                 : Checkpoint::open(*impl->inputs, path, open));
-  if (!is_weights) impl->path = impl->checkpoint->folder().named;
-  if (!rules.empty() && !are_of_weights) {
-    impl->checkpoint = std::make_shared<const Checkpoint>(
-        Checkpoint::renamed(*impl->inputs, impl->checkpoint, rules));
+  std::shared_ptr<const Checkpoint>& checkpoint = impl->checkpoint;
+  const auto take = [&](Checkpoint made) {
+    checkpoint = std::make_shared<const Checkpoint>(std::move(made));
+  };
+  if (!is_weights) {
+    take(Checkpoint::open(*impl->inputs, path, open));
+    impl->path = checkpoint->folder().named;
+  } else if (impl->like) {
+    take(started_from_weights(impl->like, path, names));
+  } else {
+    take(weights_alone(*impl->inputs, path, names));
   }
+  if (!rules.empty() && !are_of_weights) take(renamed(checkpoint, rules));
   // The groups and files come from `like`.
-  if (impl->like && impl->checkpoint->facts().is_foreign() && options.optimizer_states) {
-    impl->checkpoint = std::make_shared<const Checkpoint>(
-        Checkpoint::with_values(*impl->inputs, impl->like, impl->checkpoint));
+  if (impl->like && checkpoint->facts().is_foreign() && options.optimizer_states) {
+    take(with_values(impl->like, checkpoint));
   }
-  if (!options.weights_from.empty()) {
-    impl->checkpoint = std::make_shared<const Checkpoint>(
-        Checkpoint::with_weights(*impl->inputs, impl->checkpoint, options.weights_from, names));
-  }
+  if (!options.weights_from.empty()) take(with_weights(checkpoint, options.weights_from, names));
   if (options.set_change.any()) {
-    impl->checkpoint = std::make_shared<const Checkpoint>(
-        Checkpoint::changed_set(*impl->inputs, impl->checkpoint, options.set_change, names,
-                                open.order.names, impl->like.get()));
+    take(changed_set(checkpoint, options.set_change, names, open.order.names, impl->like.get()));
   }
   return Source(std::move(impl));
 }
@@ -315,8 +316,8 @@ Source Source::open_average(const std::vector<fs::path>& paths, const SourceOpti
     open.folders = std::make_shared<Folders>();
     auto checkpoint = std::make_shared<const Checkpoint>(
         is_weights_input(*open.folders, all[i], options.tag, Beside::shards)
-            ? Checkpoint::from_weights(*impl->inputs, all[i],
-                                       {.model = options.model, .folders = open.folders})
+            ? weights_alone(*impl->inputs, all[i],
+                            {.model = options.model, .folders = open.folders})
             : Checkpoint::open(*impl->inputs, all[i], open));
     if (!folders.insert(fs::weakly_canonical(checkpoint->tag_folder())).second) {
       throw UsageError(checkpoint->tag_folder().string() + ": is given twice")
@@ -328,8 +329,7 @@ Source Source::open_average(const std::vector<fs::path>& paths, const SourceOpti
   if (average.ema) weigh_by_age(parts, *average.ema);
   impl->path = parts.back().checkpoint->tag_folder();
   notes.push_back(averaged_text(parts));
-  impl->checkpoint =
-      std::make_shared<const Checkpoint>(Checkpoint::average(*impl->inputs, std::move(parts)));
+  impl->checkpoint = std::make_shared<const Checkpoint>(dsckpt::average(std::move(parts)));
   impl->notes = std::move(notes);
   return Source(std::move(impl));
 }

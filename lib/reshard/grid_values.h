@@ -1,5 +1,5 @@
 // Values of a model-states file that say the grid of the run: of a checkpoint on another grid
-// (Checkpoint::regridded), else copies.
+// (regrid.h), else copies.
 #pragma once
 
 #include "pickle/pickle.h"

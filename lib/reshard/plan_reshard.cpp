@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "checkpoint/find/tag_folder.h"
+#include "checkpoint/other_values.h"
 #include "checkpoint/regrid.h"
 #include "checkpoint/renamed.h"
 #include "checkpoint/weights.h"
@@ -388,10 +389,9 @@ std::string summary_of(const Source& opened, const ReshardTarget& target, const 
 }
 
 // For another framework's checkpoint, with the configuration alone.
-Source for_deepspeed(const Source& source) {
+Source made_run(const Source& source) {
   Source made = source_of(source->path, source->inputs,
-                          std::make_shared<const Checkpoint>(
-                              Checkpoint::for_deepspeed(*source->inputs, source->checkpoint)));
+                          std::make_shared<const Checkpoint>(for_deepspeed(source->checkpoint)));
   made->options = source->options;
   return made;
 }
@@ -401,7 +401,7 @@ Source for_deepspeed(const Source& source) {
 Job plan_reshard(const Source& source, const ReshardOptions& options) {
   const CheckpointFacts& known = source->checkpoint->facts();
   if (known.lacks_engine() && !options.ds_config.empty()) {
-    return plan_reshard(for_deepspeed(source), options);
+    return plan_reshard(made_run(source), options);
   }
   const Checkpoint& checkpoint = *source->checkpoint;
   const TargetOptions target = target_options(source, options);

@@ -12,6 +12,7 @@
 #include "base/keyed_hash.h"
 #include "base/text.h"
 #include "base/varint.h"
+#include "checkpoint/other_values.h"
 #include "checkpoint/pipeline_layers.h"
 #include "checkpoint/regrid.h"
 #include "dsckpt/error.h"
@@ -320,8 +321,7 @@ struct ResumePlans::Impl {
   static std::shared_ptr<const Checkpoint> loaded(const Source& source, const EngineFacts& engine) {
     std::shared_ptr<const Checkpoint> checkpoint = source->checkpoint;
     if (checkpoint->facts().lacks_engine()) {
-      checkpoint = std::make_shared<const Checkpoint>(
-          Checkpoint::for_deepspeed(*source->inputs, checkpoint, kinds_of(engine)));
+      checkpoint = std::make_shared<const Checkpoint>(for_deepspeed(checkpoint, kinds_of(engine)));
     }
     refuse_what_no_engine_loads(*checkpoint);
     return checkpoint;

@@ -11,6 +11,7 @@
 #include "base/keyed_hash.h"
 #include "base/patterns.h"
 #include "base/text.h"
+#include "checkpoint/other_values.h"
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "dsckpt/weights.h"
@@ -92,7 +93,7 @@ BaseTensors base_of_weights(InputFiles& inputs, const fs::path& path,
                             std::vector<std::string>& notes) {
   const auto folders = std::make_shared<Folders>();
   const Checkpoint weights = is_weights_input(*folders, path, "", Beside::shards)
-                                 ? Checkpoint::from_weights(inputs, path, {.folders = folders})
+                                 ? weights_alone(inputs, path, {.folders = folders})
                                  : Checkpoint::open(inputs, path, {.folders = folders});
   BaseTensors base{.display = path.string(), .valueless = weights.valueless()};
   for (const std::string& note : weights.notes()) notes.push_back(path.string() + ": " + note);

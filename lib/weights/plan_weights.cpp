@@ -41,8 +41,7 @@ void lay_out_optimizer(PlanBuilder& plan, const Source& source, const WeightsOpt
         .with_hint("a rule of the file takes a prefix off, too: '^PREFIX =>'");
   }
   KeyMap rules = read_key_map(options.key_map);
-  const Checkpoint renamed = Checkpoint::renamed(*source->inputs, source->checkpoint, rules);
-  lay_out_torch_optimizer(plan, renamed, notes);
+  lay_out_torch_optimizer(plan, renamed(source->checkpoint, rules), notes);
 }
 
 }  // namespace
