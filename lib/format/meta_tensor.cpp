@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "dsckpt/error.h"
+#include "pickle/python_objects.h"
 
 namespace dsckpt {
 using pickle::Document;
@@ -17,12 +18,6 @@ namespace {
 
 constexpr std::string_view kModule = "torch._utils";
 constexpr std::string_view kRebuild = "_rebuild_meta_tensor_no_storage";
-
-Value integers(Document& document, const std::vector<int64_t>& values) {
-  std::vector<Value> items;
-  for (const int64_t value : values) items.push_back(Document::integer(value));
-  return document.tuple(std::move(items));
-}
 
 }  // namespace
 
@@ -55,9 +50,9 @@ MetaTensor meta_tensor(const Value& value) {
 }
 
 Value make_meta_tensor(Document& document, const MetaTensor& tensor) {
-  std::vector<Value> arguments{document.global("torch", torch_name(tensor.dtype)),
-                               integers(document, tensor.shape), integers(document, tensor.strides),
-                               Document::boolean(tensor.requires_grad)};
+  std::vector<Value> arguments{
+      document.global("torch", torch_name(tensor.dtype)), document.tuple(integers(tensor.shape)),
+      document.tuple(integers(tensor.strides)), Document::boolean(tensor.requires_grad)};
   return document.object(ObjectNode::Made::reduce, document.global(kModule, kRebuild),
                          document.tuple(std::move(arguments)));
 }

@@ -9,6 +9,7 @@
 #include "format/torch_archive.h"
 #include "format/torch_legacy.h"
 #include "format/zip.h"
+#include "pickle/python_objects.h"
 
 namespace dsckpt {
 namespace {
@@ -54,13 +55,6 @@ std::string data_name(size_t key) {
   return "data/" + std::to_string(key);
 }
 
-Value dims(Document& document, const std::vector<int64_t>& values) {
-  std::vector<Value> items;
-  items.reserve(values.size());
-  for (const int64_t value : values) items.push_back(Document::integer(value));
-  return document.tuple(std::move(items));
-}
-
 }  // namespace
 
 TorchArchiveWriter::StorageId TorchArchiveWriter::storage(TensorSource data) {
@@ -98,8 +92,8 @@ Value TorchArchiveWriter::tensor(StorageId storage, Shape shape, int64_t storage
   std::vector<Value> arguments = {
       document_.persistent(id),
       Document::integer(storage_offset),
-      dims(document_, shape),
-      dims(document_, *strides),
+      document_.tuple(integers(shape)),
+      document_.tuple(integers(*strides)),
       Document::boolean(requires_grad),
       document_.object(ObjectNode::Made::reduce, document_.global("collections", "OrderedDict"),
                        document_.tuple({})),
@@ -183,7 +177,7 @@ Value TorchArchiveWriter::import(const TorchArchive& from, const Value& value,
           arguments.push_back(Document::integer(view.storage_offset));
           break;
         case 3:
-          arguments.push_back(dims(document_, view.strides));
+          arguments.push_back(document_.tuple(integers(view.strides)));
           break;
         default:
           arguments.push_back(document_.copy(argument, copies, renumbered));

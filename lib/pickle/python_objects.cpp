@@ -16,10 +16,8 @@ std::span<const Value> list_or_tuple(const Value& value) {
 }
 
 Value torch_size(Document& document, const Shape& shape) {
-  std::vector<Value> dims;
-  for (const int64_t dim : shape) dims.push_back(Document::integer(dim));
   return document.object(ObjectNode::Made::reduce, document.global("torch", "Size"),
-                         document.tuple({document.tuple(std::move(dims))}));
+                         document.tuple({document.tuple(integers(shape))}));
 }
 
 Value ordered_dict(Document& document) {

@@ -59,6 +59,14 @@ struct Choice {
   bool has_experts() const;  // in any group of the target
 };
 
+// The finding of a condition of refusals.h, where it is more than yes or no. Empty fields are as
+// the row has them.
+struct Found {
+  std::string tensor = {};  // which parameter is meant
+  std::string text = {};    // what is wrong with it
+  std::string folder = {};  // where
+};
+
 // The notes for the new run, in order, once everything is decided.
 std::vector<std::string> notes_of(const Choice& choice);
 

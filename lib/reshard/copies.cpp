@@ -237,4 +237,84 @@ void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const 
   }
 }
 
+namespace {
+
+std::string layer_file_name(const RegridLayer& layer, const Mesh& mesh, uint32_t tp_rank) {
+  const bool has_suffix = layer.has_model_suffix || mesh.tp > 1;
+  return "layer_" + two_digits(layer.index) + (has_suffix ? "-model_" + two_digits(tp_rank) : "") +
+         "-model_states.pt";
+}
+
+// The value of a parameter in a file of a layer or an expert. `files` are the checkpoint's, by
+// tensor-parallel rank, which have it under `key`.
+TensorSource value_for(const Regrid& grid, const Param& param, std::string_view key,
+                       const std::vector<const TorchArchive*>& files,
+                       std::optional<DType> param_dtype, uint32_t tp_rank) {
+  if (param_dtype && param.kind != ParamKind::buffer) {
+    return grid.slice(param, tp_rank).weight.to(*param_dtype);
+  }
+  std::vector<TensorSource> copies;
+  for (const TorchArchive* file : files) copies.push_back(file->tensor(file->root().at(key)));
+  return grid.slice_of_copies(param, copies, tp_rank);
+}
+
+TorchArchiveWriter::Written write_layer(const Regrid& grid, const RegridLayer& layer,
+                                        std::optional<DType> param_dtype, uint32_t tp_rank) {
+  const TorchArchive& from = *layer.files[grid.base_tp(tp_rank)];
+  ArchiveCopy copy(from);
+  std::map<std::string_view, std::string_view> names(layer.names.begin(), layer.names.end());
+  return copy.write(copy.dict_of(from.root(), [&](std::string_view key, const Value& saved) {
+    const auto name = names.find(key);
+    if (name == names.end()) return std::optional(copy.of(saved));
+    const Param& param = grid.param(std::string(name->second));
+    return std::optional(
+        copy.writer().tensor(value_for(grid, param, key, layer.files, param_dtype, tp_rank)));
+  }));
+}
+
+TorchArchiveWriter::Written write_expert(const Regrid& grid, const TorchArchive& from,
+                                         const std::vector<const TorchArchive*>& files,
+                                         std::optional<DType> param_dtype, uint32_t tp_rank) {
+  ArchiveCopy copy(from);
+  return copy.write(copy.dict_of(from.root(), [&](std::string_view key, const Value& saved) {
+    if (!TorchArchive::is_tensor(saved)) return std::optional(copy.of(saved));
+    const Param& param = grid.param(std::string(key));
+    return std::optional(
+        copy.writer().tensor(value_for(grid, param, key, files, param_dtype, tp_rank)));
+  }));
+}
+
+}  // namespace
+
+void lay_out_grid_experts(PlanBuilder& plan, const Regrid& grid, const RankFreeFiles& files,
+                          std::optional<DType> param_dtype, const std::string& folder) {
+  // By layer and number of the expert.
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<const TorchArchive*>> of_ranks;
+  for (const RankFreeFiles::File& file : files.files()) {
+    if (file.name.kind != ShardName::Kind::expert) continue;
+    of_ranks[{file.name.layer, file.name.expert}].push_back(file.archive);
+  }
+  for (uint32_t tp_rank = 0; tp_rank < grid.mesh().tp; ++tp_rank) {
+    for (const RankFreeFiles::File& file : files.files()) {
+      if (file.name.kind != ShardName::Kind::expert) continue;
+      if (file.name.mp_rank != grid.base_tp(tp_rank)) continue;
+      ShardName name = file.name;
+      name.mp_rank = tp_rank;
+      const auto& copies = of_ranks.at({name.layer, name.expert});
+      TorchArchiveWriter::lay_out(write_expert(grid, *file.archive, copies, param_dtype, tp_rank),
+                                  plan, folder + "/" + name.file_name());
+    }
+  }
+}
+
+void lay_out_grid_layers(PlanBuilder& plan, const Regrid& grid, std::optional<DType> param_dtype,
+                         const std::string& folder) {
+  for (const RegridLayer& layer : grid.layers()) {
+    for (uint32_t tp_rank = 0; tp_rank < grid.mesh().tp; ++tp_rank) {
+      TorchArchiveWriter::lay_out(write_layer(grid, layer, param_dtype, tp_rank), plan,
+                                  folder + "/" + layer_file_name(layer, grid.mesh(), tp_rank));
+    }
+  }
+}
+
 }  // namespace dsckpt

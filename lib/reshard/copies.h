@@ -1,5 +1,6 @@
 // Files of a model-parallel checkpoint that do not depend on the number of ranks: a pipeline's
-// layers and single experts. Resharding copies them byte for byte, unless their values change.
+// layers and single experts. Resharding copies them byte for byte, unless their values change or
+// other ranks cut them.
 #pragma once
 
 #include <cstdint>
@@ -85,5 +86,18 @@ class RankFreeFiles {
   std::map<uint32_t, KeyedMap<std::string, TensorSource>> values_;
   std::optional<DType> param_dtype_;  // ReshardTarget::param_dtype
 };
+
+// For other tensor-parallel ranks.
+
+// Adds FOLDER/layer_LL[-model_TT]-model_states.pt of all layers to `plan`, cut from those of the
+// checkpoint. With `param_dtype` (ReshardTarget) the parameters have this type, rounded from the
+// masters.
+void lay_out_grid_layers(PlanBuilder& plan, const Regrid& grid, std::optional<DType> param_dtype,
+                         const std::string& folder);
+
+// The same for FOLDER/layer_L_expert_E_mp_rank_TT_model_states.pt of all experts among `files`, the
+// checkpoint's.
+void lay_out_grid_experts(PlanBuilder& plan, const Regrid& grid, const RankFreeFiles& files,
+                          std::optional<DType> param_dtype, const std::string& folder);
 
 }  // namespace dsckpt

@@ -12,7 +12,6 @@
 #include "checkpoint/checkpoint.h"
 #include "format/torch_archive.h"
 #include "plan/copy_plan.h"
-#include "reshard/module_entry.h"
 #include "reshard/target.h"
 
 namespace dsckpt {

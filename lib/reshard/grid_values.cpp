@@ -1,5 +1,4 @@
-#include "reshard/grid_values.h"
-
+// The values of model_values.h that say where the ranks' parts of the model are.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -9,12 +8,15 @@
 #include <vector>
 
 #include "base/dtype_names.h"
+#include "base/text.h"
 #include "checkpoint/affine_map.h"
 #include "checkpoint/pattern_list.h"
 #include "checkpoint/tp_cut.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "pickle/python_objects.h"
+#include "reshard/experts.h"
+#include "reshard/model_values.h"
 
 namespace dsckpt {
 using pickle::Document;
@@ -25,12 +27,6 @@ namespace {
 
 const std::optional<GridPlace>& grid_of(const ModelFile& file) {
   return file.from.checkpoint.facts().regridded;
-}
-
-Value integers_of(Document& document, const std::vector<int64_t>& numbers) {
-  std::vector<Value> items;
-  for (const int64_t number : numbers) items.push_back(Document::integer(number));
-  return document.list(std::move(items));
 }
 
 // An entry of affine_map for other ranks. deepspeed/checkpoint/affine.py.
@@ -73,7 +69,7 @@ class AffineEntry {
       document_.set_item(ranks, Document::integer(static_cast<int64_t>(rank)), of_ranks[rank]);
     }
     const Value made = document_.dict();
-    copy_.set(made, "logical_shape", integers_of(document_, logical_));
+    copy_.set(made, "logical_shape", document_.list(integers(logical_)));
     copy_.set(made, "ranks", ranks);
     return made;
   }
@@ -117,7 +113,7 @@ class AffineEntry {
 
   Value of_rank(const Shape& shape, std::vector<Value> pieces) {
     const Value made = document_.dict();
-    copy_.set(made, "shard_shape", integers_of(document_, shape));
+    copy_.set(made, "shard_shape", document_.list(integers(shape)));
     copy_.set(made, "pieces", document_.list(std::move(pieces)));
     return made;
   }
@@ -125,15 +121,15 @@ class AffineEntry {
   Value piece(const Shape& shape, const Value& source, const Value& dest,
               const std::vector<int64_t>& locations) {
     const Value made = document_.dict();
-    copy_.set(made, "shape", integers_of(document_, shape));
+    copy_.set(made, "shape", document_.list(integers(shape)));
     copy_.set(made, "source", source);
     copy_.set(made, "dest", dest);
-    copy_.set(made, "locations", integers_of(document_, locations));
+    copy_.set(made, "locations", document_.list(integers(locations)));
     return made;
   }
 
   Value place(int64_t offset, const Strides& strides) {
-    return document_.list({Document::integer(offset), integers_of(document_, strides)});
+    return document_.list({Document::integer(offset), document_.list(integers(strides))});
   }
 
   ArchiveCopy& copy_;
@@ -141,6 +137,111 @@ class AffineEntry {
   Shape logical_;
   Strides strides_;
   uint32_t ranks_;
+};
+
+// One entry of ds_autoep_layers for one rank of a new mesh.
+class AutoEpLayer {
+ public:
+  AutoEpLayer(ArchiveCopy& copy, const Value& layer, const ExpertMesh& mesh, uint32_t rank)
+      : copy_(copy),
+        document_(copy.document()),
+        layer_(layer),
+        mesh_(mesh),
+        ep_rank_(mesh.ep_rank(rank)),
+        edp_rank_(mesh.edp_rank(rank)),
+        experts_(layer.at("num_experts").as_int()),
+        local_(experts_ / mesh.ep) {
+    if (experts_ < 1 || experts_ % mesh.ep != 0) {
+      throw UsageError(
+          counted(experts_, "expert") + " of '" + std::string(layer.at("module_path").as_string()) +
+          "' cannot be divided evenly over " + counted(mesh.ep, "expert-parallel rank"));
+    }
+    check_placement();
+  }
+
+  Value value() {
+    return copy_.dict_of(layer_, [&](std::string_view key, const Value& value) {
+      return std::optional(field(key, value));
+    });
+  }
+
+ private:
+  Value field(std::string_view key, const Value& value) {
+    if (key == "num_local_experts") return Document::integer(local_);
+    if (key == "ep_size") return Document::integer(mesh_.ep);
+    if (key == "expert_placement") return placement();
+    if (key == "affine_maps") return affine_maps(value);
+    if (key == "ep_group_name") return document_.string(expert_group_name(mesh_.ep));
+    if (key == "ep_rank") return Document::integer(ep_rank_);
+    if (key == "expert_data_parallel_rank") return Document::integer(edp_rank_);
+    if (key == "expert_data_parallel_world_size") return Document::integer(mesh_.edp());
+    if (key == "global_expert_start") return Document::integer(ep_rank_ * local_);
+    if (key == "global_expert_end") return Document::integer((ep_rank_ + 1) * local_);
+    return copy_.of(value);
+  }
+
+  void check_placement() const {
+    int64_t next = 0;
+    const Value placement = layer_.find_or_none("expert_placement");
+    for (const Value& rank : placement.find_or_none("ranks").sequence_or_empty()) {
+      for (const Value& expert : rank.at("experts").as_sequence()) {
+        if (expert.as_int() == next++) continue;
+        throw UnsupportedError(
+            {.member = "ds_autoep_layers"},
+            "places the experts of '" + std::string(layer_.at("module_path").as_string()) +
+                "' in a different order than DeepSpeed's engine, which could not load them");
+      }
+    }
+  }
+
+  Value placement() {
+    const Value dict = document_.dict();
+    copy_.set(dict, "version", Document::integer(1));
+    copy_.set(dict, "num_experts", Document::integer(experts_));
+    copy_.set(dict, "ep_size", Document::integer(mesh_.ep));
+    std::vector<Value> ranks;
+    for (uint32_t rank = 0; rank < mesh_.ep; ++rank) {
+      const Value entry = document_.dict();
+      copy_.set(entry, "rank", Document::integer(rank));
+      Shape experts;
+      for (int64_t i = 0; i < local_; ++i) experts.push_back(rank * local_ + i);
+      copy_.set(entry, "experts", document_.list(integers(experts)));
+      ranks.push_back(entry);
+    }
+    copy_.set(dict, "ranks", document_.list(std::move(ranks)));
+    return dict;
+  }
+
+  Value affine_maps(const Value& maps) {
+    return copy_.dict_of(maps, [&](std::string_view key, const Value& value) {
+      if (key != "params") return std::optional(copy_.of(value));
+      return std::optional(copy_.dict_of(value, [&](std::string_view, const Value& entry) {
+        return std::optional(affine_map(entry));
+      }));
+    });
+  }
+
+  // checkpoint/autoep_affine.py autoep_placement_to_affine_map.
+  Value affine_map(const Value& entry) {
+    Shape shape;
+    for (const Value& dim : entry.at("logical_shape").as_sequence()) shape.push_back(dim.as_int());
+    if (shape.empty() || shape[0] != experts_) {
+      throw InconsistentError({.member = "ds_autoep_layers"}, "has an affine map of the shape " +
+                                                                  to_text(shape) + " for " +
+                                                                  counted(experts_, "expert"));
+    }
+    const TpPart part{.widths = std::vector<int64_t>(mesh_.ep, local_)};
+    return AffineEntry(copy_, shape, mesh_.ep).of(TpCut(0, shape.size(), {part}));
+  }
+
+  ArchiveCopy& copy_;
+  Document& document_;
+  const Value& layer_;
+  const ExpertMesh& mesh_;
+  int64_t ep_rank_;
+  int64_t edp_rank_;
+  int64_t experts_;
+  int64_t local_;
 };
 
 // The cuts of the parameters that the patterns of `params` are for, by pattern.
@@ -187,14 +288,14 @@ Value shard_widths(ModelFile& file, const Value& saved) {
       for (const Value& row : list_or_tuple(rows)) {
         TpPart part;
         for (const Value& width : list_or_tuple(row)) part.widths.push_back(width.as_int());
-        made.push_back(integers_of(file.document(), part.shares_of(ranks)));
+        made.push_back(file.document().list(integers(part.shares_of(ranks))));
       }
       return std::optional(file.document().list(std::move(made)));
     }
     std::vector<Value> made;
     const TpCut cut = found->second->for_ranks(ranks);
     for (const TpPart& part : cut.parts()) {
-      made.push_back(integers_of(file.document(), part.widths));
+      made.push_back(file.document().list(integers(part.widths)));
     }
     return std::optional(file.document().list(std::move(made)));
   });
@@ -211,7 +312,7 @@ Value first_shares(ModelFile& file) {
     std::vector<Value> rows;
     std::vector<Value> flags;
     for (const TpPart& part : param.cut->parts()) {
-      rows.push_back(integers_of(document, part.widths));
+      rows.push_back(document.list(integers(part.widths)));
       flags.push_back(Document::boolean(part.on_every_rank));
     }
     const Value entry = document.dict();
@@ -244,6 +345,17 @@ std::optional<int64_t> new_argument(const ModelFile& file, std::string_view key,
 }
 
 }  // namespace
+
+Value autoep_layers(ModelFile& file, const Value& layers) {
+  if (layers.is_none()) return {};
+  const ReshardTarget& target = file.target();
+  const ExpertMesh mesh{target.dp, target.ep, target.data_before_experts};
+  std::vector<Value> made;
+  for (const Value& layer : layers.as_sequence()) {
+    made.push_back(AutoEpLayer(file.copy, layer, mesh, file.rank).value());
+  }
+  return file.document().list(std::move(made));
+}
 
 Value mp_world_size(ModelFile& file, const Value& saved) {
   const auto& place = grid_of(file);

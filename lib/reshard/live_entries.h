@@ -13,7 +13,6 @@
 #include "plan/tensor_source.h"
 #include "reshard/copies.h"
 #include "reshard/experts.h"
-#include "reshard/module_entry.h"
 #include "reshard/target.h"
 
 namespace dsckpt {

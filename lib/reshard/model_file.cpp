@@ -7,8 +7,6 @@
 
 #include "deepspeed/keys.h"
 #include "pickle/python_objects.h"
-#include "reshard/autoep_layers.h"
-#include "reshard/grid_values.h"
 #include "reshard/model_values.h"
 #include "reshard/state_dict_keys.h"
 
@@ -40,12 +38,6 @@ Value ds_config(ModelFile& file, const Value&) {
 Value ds_version(ModelFile& file, const Value& saved) {
   return file.target().ds_version.empty() ? file.copy.of(saved)
                                           : file.document().string(file.target().ds_version);
-}
-
-Value autoep_layers(ModelFile& file, const Value& saved) {
-  const ReshardTarget& target = file.target();
-  return autoep_layers_value(file.copy, saved, {target.dp, target.ep, target.data_before_experts},
-                             file.rank);
 }
 
 // It repeats where the experts are.

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "format/torch_archive.h"
-#include "reshard/module_entry.h"
 #include "reshard/rank_file.h"
 
 namespace dsckpt {

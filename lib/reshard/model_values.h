@@ -1,4 +1,4 @@
-// Values of a model-states file that are of its parameters: their tensors, shapes and names.
+// Values of a model-states file that are of its parameters, or of the grid of the run.
 #pragma once
 
 #include <span>
@@ -7,7 +7,6 @@
 #include "base/keyed_hash.h"
 #include "format/torch_archive.h"
 #include "pickle/pickle.h"
-#include "reshard/module_entry.h"
 #include "reshard/rank_file.h"
 
 namespace dsckpt {
@@ -31,5 +30,20 @@ pickle::Value param_shapes(ModelFile& file, const pickle::Value& saved);
 pickle::Value frozen_param_shapes(ModelFile& file, const pickle::Value& saved);
 pickle::Value frozen_param_fragments(ModelFile& file, const pickle::Value& saved);
 pickle::Value shared_params(ModelFile& file, const pickle::Value& saved);
+
+// Those of another grid (regrid.h), else copies.
+pickle::Value mp_world_size(ModelFile& file, const pickle::Value& saved);
+// {"pp_degree", "tp_degree"}
+pickle::Value parallel_dimensions(ModelFile& file, const pickle::Value& saved);
+// The affine maps, the shares of sub-parameters and the padded vocabulary of
+// universal_checkpoint_info.
+pickle::Value grid_universal_info(ModelFile& file, const pickle::Value& saved);
+// The arguments of Megatron-DeepSpeed and GPT-NeoX that count ranks and rows.
+pickle::Value grid_arguments(ModelFile& file, const pickle::Value& saved);
+
+// ds_autoep_layers, the record of AutoEP's experts, as the rank writes it. engine.py
+// _save_moe_checkpoint. Throws CorruptError if it has the wrong form. Throws UnsupportedError for
+// experts that are not placed as DeepSpeed's engine places them: evenly, in order.
+pickle::Value autoep_layers(ModelFile& file, const pickle::Value& layers);
 
 }  // namespace dsckpt

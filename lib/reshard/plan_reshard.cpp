@@ -22,7 +22,6 @@
 #include "reshard/choose_target.h"
 #include "reshard/copies.h"
 #include "reshard/files.h"
-#include "reshard/grid_files.h"
 #include "reshard/refusals.h"
 
 namespace dsckpt {

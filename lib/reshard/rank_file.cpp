@@ -10,7 +10,6 @@
 
 namespace dsckpt {
 using pickle::Document;
-using pickle::ObjectNode;
 using pickle::Value;
 namespace {
 
@@ -25,6 +24,28 @@ bool has_tuple_shapes(const Checkpoint& checkpoint) {
 
 }  // namespace
 
+SourceOffer source_offer(const CheckpointFacts& source, const ReshardTarget& target) {
+  const bool same_wrapper = !source.is_universal() && source.optimizer_wrapper == target.wrapper;
+  const bool new_values = source.from_weights() || source.has_given_weights() || source.changed ||
+                          source.regridded.has_value();
+  const bool same_values = !target.param_dtype && !new_values;
+  // A plain optimizer has no copies of the parameters.
+  const bool has_masters = source.optimizer_wrapper != EngineWrapper::plain;
+  // Only stage 3 has placeholders for the parameters in `module`.
+  const bool both_or_no_placeholders = (source.zero_stage == 3) == (target.stage == 3);
+  return {
+      .starts = source.from_weights(),
+      .new_values = new_values,
+      .keeps_unknown_state = same_wrapper && !source.from_weights(),
+      .optimizer_as_it_is = same_wrapper && source.zero_stage == 0 && !target.new_loss_scaler &&
+                            !(source.has_given_weights() && has_masters) &&
+                            !source.has_given_states() && !source.changed && !source.regridded,
+      .optimizer_is_programs = source.zero_stage != 0 && !source.from_weights(),
+      .module_as_it_is = both_or_no_placeholders && same_values,
+      .fragments_as_they_are = source.zero_stage == 2 && target.stage == 2 && same_values,
+  };
+}
+
 ShardSource::ShardSource(const Checkpoint& source, const ReshardTarget& new_run)
     : checkpoint(source),
       target(new_run),
@@ -34,63 +55,15 @@ ShardSource::ShardSource(const Checkpoint& source, const ReshardTarget& new_run)
       ds_version(new_run.ds_version.empty() ? source.facts().ds_version : new_run.ds_version),
       has_tuple_shapes(dsckpt::has_tuple_shapes(source)) {}
 
-Value dict_of(const RankFile& file, std::span<const DictKey> keys) {
-  const Value dict = file.document().dict();
-  for (const DictKey& key : keys) {
-    if (is_before(file.target().release, key.since)) continue;
-    if (const auto value = key.make(file)) file.copy.set(dict, key.key, *value);
-  }
-  return dict;
-}
-
-std::optional<Value> carried(const RankFile& file, std::string_view key) {
-  const ShardValue& wrapper = file.from.wrapper;
-  const auto value = wrapper.value.find(key);
-  if (!value) return std::nullopt;
-  return file.copy.of(*wrapper.archive, *value);
-}
-
 std::optional<Value> ds_config_value(const RankFile& file) {
   if (file.target().ds_config) return pickle_of(file.document(), *file.target().ds_config);
   const TorchArchive& archive = *file.from.checkpoint.files().model.front().archive;
   return file.copy.of(archive, archive.root().find_or_none(keys::kDsConfig));
 }
 
-std::optional<Value> ds_version_value(const RankFile& file) {
-  if (file.target().ds_version.empty()) {
-    if (auto saved = carried(file, keys::kDsVersion)) return saved;
-  }
-  const std::string& version = file.from.ds_version;
-  if (!version.empty()) return file.document().string(version);
-  if (!file.target().is_zero12()) return std::nullopt;
-  throw UnsupportedError(file.from.where(),
-                         "does not say which ds_version wrote it; stages 1 and 2 do not load "
-                         "without");
-}
-
-std::optional<Value> zero_stage_value(const RankFile& file) {
-  Document& document = file.document();
-  const Value number = Document::integer(file.target().stage);
-  const auto saved = file.from.wrapper.value.find(keys::kZeroStage);
-  const auto& release = file.target().release;
-  if (release ? *release < kZeroStageEnum : saved && saved->is(pickle::Kind::integer)) {
-    return number;
-  }
-  return document.object(ObjectNode::Made::reduce,
-                         document.global("deepspeed.runtime.zero.config", "ZeroStageEnum"),
-                         document.tuple({number}));
-}
-
-std::optional<Value> clip_grad_value(const RankFile& file) {
-  if (auto saved = carried(file, keys::kClipGrad)) return saved;
-  return Document::real(file.target().engine.gradient_clipping);
-}
-
 Value shape_value(const RankFile& file, const Shape& shape) {
   if (!file.from.has_tuple_shapes) return torch_size(file.document(), shape);
-  std::vector<Value> dims;
-  for (const int64_t dim : shape) dims.push_back(Document::integer(dim));
-  return file.document().tuple(std::move(dims));
+  return file.document().tuple(integers(shape));
 }
 
 Value param_shapes_value(const RankFile& file) {
@@ -106,24 +79,6 @@ Value param_shapes_value(const RankFile& file) {
     }
   }
   return of_groups ? document.list(std::move(all)) : all.front();
-}
-
-Value masters(const RankFile& file, TensorSource values) {
-  Shape shape = values.shape();
-  TorchArchiveWriter& writer = file.copy.writer();
-  return writer.tensor(writer.storage(std::move(values)), std::move(shape), 0, {}, true);
-}
-
-TensorSource master_of(const Param& param) {
-  return param.weight;
-}
-
-Value integers(Document& document, const std::vector<uint64_t>& values) {
-  std::vector<Value> items;
-  for (const uint64_t value : values) {
-    items.push_back(Document::integer(static_cast<int64_t>(value)));
-  }
-  return document.list(std::move(items));
 }
 
 }  // namespace dsckpt

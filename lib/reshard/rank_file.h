@@ -1,21 +1,42 @@
-// A file of one rank in the making, and the values that several of its dicts have.
+// A file of one rank in the making, and the values that both of its files have.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <span>
-#include <string_view>
-#include <vector>
+#include <string>
 
 #include "checkpoint/checkpoint.h"
 #include "deepspeed/release.h"
 #include "dsckpt/error.h"
 #include "format/archive_copy.h"
 #include "reshard/layout.h"
-#include "reshard/source_offer.h"
 #include "reshard/target.h"
 
 namespace dsckpt {
+
+// The parts that a checkpoint offers to the files of a target: decided once, from the facts of
+// both.
+struct SourceOffer {
+  // The new run starts from it: nothing of its training goes on.
+  bool starts = false;
+  // Its parameters have other values, or other names, than the copies of them in its files.
+  bool new_values = false;
+  // Its optimizer's wrapper is the target's, so what is not known of the wrapper's state_dict, as a
+  // later DeepSpeed may have it, is kept.
+  bool keeps_unknown_state = false;
+  // Stage 0: `optimizer` can be copied as it is.
+  bool optimizer_as_it_is = false;
+  // Under ZeRO `optimizer` of its model-states files, if there, is the program's (client_state).
+  bool optimizer_is_programs = false;
+  // `module` can be copied as it is.
+  bool module_as_it_is = false;
+  // So can frozen_param_fragments, if they are of the frozen parameters.
+  bool fragments_as_they_are = false;
+
+  bool operator==(const SourceOffer&) const = default;
+};
+
+SourceOffer source_offer(const CheckpointFacts& source, const ReshardTarget& target);
 
 // The source of all files of a resharded checkpoint. Immutable; borrows the checkpoint and the
 // target.
@@ -47,34 +68,11 @@ struct RankFile {
   pickle::Document& document() const { return copy.document(); }
 };
 
-// A key of a dict, and what makes its value; nullopt: the dict does not have it.
-struct DictKey {
-  std::string_view key;
-  std::optional<pickle::Value> (*make)(const RankFile&);
-  Release since = {};  // the first release that has it
-};
-
-// The dict of `keys`, in their order.
-pickle::Value dict_of(const RankFile& file, std::span<const DictKey> keys);
-
-// The value that the checkpoint's wrapper saved under `key`, as it is.
-std::optional<pickle::Value> carried(const RankFile& file, std::string_view key);
-
 // ds_config of the new run.
 std::optional<pickle::Value> ds_config_value(const RankFile& file);
-// Stages 1 and 2 load nothing without it: UnsupportedError if they would have none.
-std::optional<pickle::Value> ds_version_value(const RankFile& file);
-// zero/config.py ZeroStageEnum, or a number for releases without it.
-std::optional<pickle::Value> zero_stage_value(const RankFile& file);
-std::optional<pickle::Value> clip_grad_value(const RankFile& file);
 // A torch.Size, or what the checkpoint has in its place.
 pickle::Value shape_value(const RankFile& file, const Shape& shape);
 // param_shapes of the target's groups: one dict of each, or of all for old releases.
 pickle::Value param_shapes_value(const RankFile& file);
-
-// A tensor with a storage of its own that requires gradients.
-pickle::Value masters(const RankFile& file, TensorSource values);
-TensorSource master_of(const Param& param);
-pickle::Value integers(pickle::Document& document, const std::vector<uint64_t>& values);
 
 }  // namespace dsckpt

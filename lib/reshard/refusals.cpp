@@ -7,8 +7,7 @@
 #include "base/text.h"
 #include "checkpoint/experts.h"
 #include "deepspeed/keys.h"
-#include "reshard/group_checks.h"
-#include "reshard/optimizer_checks.h"
+#include "reshard/checks.h"
 
 namespace dsckpt {
 namespace {

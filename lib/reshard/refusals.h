@@ -9,7 +9,6 @@
 #include "checkpoint/checkpoint.h"
 #include "dsckpt/error.h"
 #include "reshard/choice.h"
-#include "reshard/found.h"
 
 namespace dsckpt {
 

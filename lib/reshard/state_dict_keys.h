@@ -1,23 +1,30 @@
 // The optimizer values that each of the engine's wrappers saves: the keys of its state_dict() in
-// their order. Each key has the function that makes its value for a rank of the target. One
-// wrapper, or a family of them, a file.
+// their order. Each key has the function that makes its value for a rank of the target.
 #pragma once
 
+#include <optional>
 #include <span>
+#include <string_view>
 
 #include "deepspeed/engine_wrapper.h"
+#include "deepspeed/release.h"
 #include "reshard/rank_file.h"
 
 namespace dsckpt {
 
-std::span<const DictKey> state_dict_keys(EngineWrapper wrapper);
+// A key of a dict, and what makes its value; nullopt: the dict does not have it.
+struct DictKey {
+  std::string_view key;
+  std::optional<pickle::Value> (*make)(const RankFile&);
+  Release since = {};  // the first release that has it
+};
 
-// zero12_keys.cpp, zero3_keys.cpp, stage0_keys.cpp.
-std::span<const DictKey> zero12_keys();
-std::span<const DictKey> bf16_optimizer_keys();
-std::span<const DictKey> zero3_keys();
-std::span<const DictKey> fp16_fused_keys();
-std::span<const DictKey> fp16_unfused_keys();
+// The dict of `keys`, in their order.
+pickle::Value dict_of(const RankFile& file, std::span<const DictKey> keys);
+
+// Throw UnsupportedError for groups without hyper-parameters, and where stages 1 and 2 would have
+// no ds_version.
+std::span<const DictKey> state_dict_keys(EngineWrapper wrapper);
 
 // The state_dict() of the target's wrapper, with what is not known of the saved one
 // (SourceOffer::keeps_unknown_state) at its end.

@@ -12,6 +12,7 @@
 #include "deepspeed/engine_config.h"
 #include "deepspeed/release.h"
 #include "dsckpt/dtype.h"
+#include "plan/tensor_source.h"
 #include "reshard/run_facts.h"
 
 namespace dsckpt {
@@ -66,6 +67,12 @@ struct ReshardTarget {
 
   // True if the parameters of a group are one flat vector, cut over the ranks.
   bool is_zero12() const { return stage == 1 || stage == 2; }
+};
+
+// An entry of a rank's model that is not in its model-states file: of a layer, or of an expert.
+struct ModuleEntry {
+  std::string name;
+  TensorSource value;
 };
 
 }  // namespace dsckpt

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "pickle/python_objects.h"
+
 namespace dsckpt {
 using pickle::Document;
 using pickle::Value;
@@ -22,9 +24,7 @@ Value sub_param_shape(Document& document, const SubparamShape& shape) {
       dims.push_back(Document::integer(dim.sizes.front()));
       continue;
     }
-    std::vector<Value> sizes;
-    for (const int64_t size : dim.sizes) sizes.push_back(Document::integer(size));
-    dims.push_back(document.tuple(std::move(sizes)));
+    dims.push_back(document.tuple(integers(dim.sizes)));
   }
   Value state = document.dict();
   document.set_item(state, document.intern("patterns"), text_list(document, shape.patterns));

@@ -13,9 +13,8 @@
 
 #include "checkpoint/checkpoint.h"
 #include "reshard/model_file.h"
-#include "reshard/source_offer.h"
+#include "reshard/rank_file.h"
 #include "reshard/state_dict_keys.h"
-#include "reshard/torch_optimizer.h"
 
 namespace dsckpt {
 namespace {

@@ -1,11 +1,11 @@
-// Checks that a target's parameter groups are those of the model, and of the run that it is like.
-// Conditions of refusals.h: each gives the first that is wrong.
+// Conditions of refusals.h. They check that a target's parameter groups are those of the model, and
+// of the run that it is like, and that its optimizer can continue with the checkpoint's states and
+// hyper-parameters. Each gives the first that is wrong.
 #pragma once
 
 #include <optional>
 
 #include "reshard/choice.h"
-#include "reshard/found.h"
 
 namespace dsckpt {
 
@@ -33,5 +33,17 @@ std::optional<Found> frozen_without_elements(const Choice& choice);
 // Stage 3: sub-groups of the reference's files that are not cut by the target's size. The new ones
 // would then differ from the engine's.
 std::optional<Found> other_sub_groups(const Choice& choice);
+
+// True if the new run has DeepSpeed's own Adam, by `like` or by its configuration. This Adam reads
+// a hyper-parameter, bias_correction, that the checkpoint's groups do not have.
+bool is_torchs_adam_for_like(const Choice& choice);
+bool is_torchs_adam_for_config(const Choice& choice);
+
+// States that the optimizer of the new run's configuration does not keep, or lacks of those it
+// does.
+std::optional<Found> other_optimizer(const Choice& choice);
+
+// torch's Adagrad, whose states DeepSpeed does not load there.
+bool is_adagrad_at_stage_3(const Choice& choice);
 
 }  // namespace dsckpt
