@@ -58,8 +58,10 @@ bool is_or_ends_with(const std::string& key, const std::string& target) {
 
 }  // namespace
 
-std::optional<fs::path> adapter_config_beside(const Checkpoint& checkpoint,
-                                              const std::string& adapter) {
+std::optional<fs::path> find_adapter_config(const Checkpoint& checkpoint,
+                                            const std::string& adapter,
+                                            const AdapterOptions& options) {
+  if (!options.config.empty()) return options.config;
   std::error_code failed;
   const fs::path& tag = checkpoint.tag_folder();
   std::vector<fs::path> folders{tag.parent_path() / adapter, tag / adapter, tag.parent_path(), tag};
@@ -69,6 +71,18 @@ std::optional<fs::path> adapter_config_beside(const Checkpoint& checkpoint,
     if (fs::is_regular_file(stored_path(path).value_or(path), failed)) return path;
   }
   return std::nullopt;
+}
+
+std::optional<fs::path> adapter_config(const Checkpoint& checkpoint, const std::string& adapter,
+                                       const AdapterOptions& options, const std::string& command) {
+  const std::optional<fs::path> path = find_adapter_config(checkpoint, adapter, options);
+  if (path && options.lora_alpha) {
+    throw UsageError("--lora-alpha: " + path->string() + " has it already");
+  }
+  if (path || options.lora_alpha) return path;
+  throw UsageError(command + ": there is no " + std::string(kAdapterConfigName) +
+                   " beside the shards, and the tensors do not show lora_alpha")
+      .with_hint("give the file with --peft-config, or the number with --lora-alpha");
 }
 
 json read_adapter_config(const fs::path& path) {

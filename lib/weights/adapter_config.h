@@ -10,15 +10,23 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "dsckpt/weights.h"
 
 namespace dsckpt {
 
 inline constexpr std::string_view kAdapterConfigName = "adapter_config.json";
 
-// The file of the adapter `adapter`, beside the shards or in the adapter's own folder. An adapter
-// that is not called "default" has a folder of its own.
-std::optional<std::filesystem::path> adapter_config_beside(const Checkpoint& checkpoint,
-                                                           const std::string& adapter);
+// options.config, else the file of the adapter `adapter`, beside the shards or in the adapter's own
+// folder. An adapter that is not called "default" has a folder of its own.
+std::optional<std::filesystem::path> find_adapter_config(const Checkpoint& checkpoint,
+                                                         const std::string& adapter,
+                                                         const AdapterOptions& options);
+// The same for `command`, "--peft". Throws UsageError unless there is either a file or
+// options.lora_alpha.
+std::optional<std::filesystem::path> adapter_config(const Checkpoint& checkpoint,
+                                                    const std::string& adapter,
+                                                    const AdapterOptions& options,
+                                                    const std::string& command);
 
 // Throws IoError, and CorruptError for a file that is not an adapter configuration.
 nlohmann::json read_adapter_config(const std::filesystem::path& path);

@@ -587,14 +587,8 @@ class Merger {
 LoraSettings settings_for(const Checkpoint& checkpoint, const TrainedParts& parts,
                           const AdapterOptions& options, bool own_base,
                           std::vector<std::string>& notes) {
-  if (const std::optional<fs::path> path = config_of_adapter(checkpoint, parts.adapter, options)) {
-    if (options.lora_alpha) throw UsageError("--lora-alpha: " + path->string() + " has it already");
+  if (const auto path = adapter_config(checkpoint, parts.adapter, options, "--merge")) {
     return {read_adapter_config(*path), path->string(), own_base};
-  }
-  if (!options.lora_alpha) {
-    throw UsageError("--merge: there is no " + std::string(kAdapterConfigName) +
-                     " beside the shards, and the tensors do not show lora_alpha")
-        .with_hint("give the file with --peft-config, or the number with --lora-alpha");
   }
   notes.emplace_back(
       "without a configuration, use_rslora, fan_in_fan_out and alpha_pattern get peft's defaults");

@@ -74,14 +74,6 @@ bool is_tuner(std::string_view part) {
                      [&](std::string_view prefix) { return part.starts_with(prefix); });
 }
 
-bool is_of_other_tuner(const std::string& name) {
-  const std::vector<std::string> parts = split(name);
-  return std::any_of(parts.begin(), parts.end(), [](std::string_view part) {
-    return std::any_of(kOtherTuners.begin(), kOtherTuners.end(),
-                       [&](std::string_view prefix) { return part.starts_with(prefix); });
-  });
-}
-
 // Returns whether the whole model shares this tensor: the prompt, or VeRA's projections for all
 // layers.
 bool is_of_model(const std::string& name) {
@@ -102,10 +94,6 @@ struct Adapter {
   bool has_biases = false;
 };
 
-bool may_be_trained(const Checkpoint& checkpoint, const Param& param) {
-  return param.kind == ParamKind::trainable || !checkpoint.facts().frozen_known;
-}
-
 // Returns the names of the trained adapters, sorted.
 std::set<std::string> adapters_of(const Checkpoint& checkpoint,
                                   const std::vector<ChosenTensor>& chosen) {
@@ -116,7 +104,7 @@ std::set<std::string> adapters_of(const Checkpoint& checkpoint,
   }
   if (names.empty()) {
     for (const auto& [param, tensor, made] : chosen) {
-      if (!is_of_other_tuner(tensor.name) || !may_be_trained(checkpoint, *param)) continue;
+      if (!is_of_unsaved_method(tensor.name) || !may_be_trained(checkpoint, *param)) continue;
       throw UnsupportedError({.tensor = tensor.name},
                              "belongs to a PEFT method that does not save its tensors themselves");
     }
@@ -174,11 +162,7 @@ Adapter find_adapter(const Checkpoint& checkpoint, const NamedTensors& all,
       left_out.insert(each.tensor.name);
       continue;
     }
-    if (!saved.starts_with(kPeftPrefix) && !is_of_model(each.tensor.name)) {
-      throw UsageError("--peft: '" + saved + "' does not begin with " + std::string(kPeftPrefix) +
-                       ", as names in a PeftModel do")
-          .with_hint("--strip-prefix takes a wrapper's prefix off");
-    }
+    if (!is_of_model(each.tensor.name)) check_peft_prefix(saved, "--peft");
     found.has_biases = found.has_biases || !name;
     found.tensors.push_back({std::move(saved), &each});
   }
@@ -349,21 +333,10 @@ class Derivation {
 void add_config(InputFiles& inputs, const Checkpoint& checkpoint, const AdapterOptions& options,
                 const NamedTensors& all, const Adapter& adapter, PlanBuilder& plan,
                 std::vector<std::string>& notes) {
-  const std::optional<fs::path> path = options.config.empty()
-                                           ? adapter_config_beside(checkpoint, adapter.name)
-                                           : std::optional(options.config);
   const std::string output = adapter.folder + std::string(kAdapterConfigName);
-  if (path) {
-    if (options.lora_alpha) {
-      throw UsageError("--lora-alpha: " + path->string() + " has it already");
-    }
+  if (const auto path = adapter_config(checkpoint, adapter.name, options, "--peft")) {
     check_rank(*path, read_adapter_config(*path), adapter);
     return lay_out_neighbours(inputs, {{*path, output}}, plan);
-  }
-  if (!options.lora_alpha) {
-    throw UsageError("--peft: there is no " + std::string(kAdapterConfigName) +
-                     " beside the shards, and the tensors do not show lora_alpha")
-        .with_hint("give the file with --peft-config, or the number with --lora-alpha");
   }
   const std::string text = Derivation(all, adapter).config(*options.lora_alpha).dump(2) + "\n";
   plan.put_literal(plan.add_output(output, text.size()), 0, text);
@@ -438,7 +411,22 @@ std::string trained_adapter_tensor(const Checkpoint& checkpoint) {
 }
 
 bool is_of_unsaved_method(const std::string& name) {
-  return is_of_other_tuner(name);
+  const std::vector<std::string> parts = split(name);
+  return std::any_of(parts.begin(), parts.end(), [](std::string_view part) {
+    return std::any_of(kOtherTuners.begin(), kOtherTuners.end(),
+                       [&](std::string_view prefix) { return part.starts_with(prefix); });
+  });
+}
+
+bool may_be_trained(const Checkpoint& checkpoint, const Param& param) {
+  return param.kind == ParamKind::trainable || !checkpoint.facts().frozen_known;
+}
+
+void check_peft_prefix(const std::string& name, const std::string& command) {
+  if (name.starts_with(kPeftPrefix)) return;
+  throw UsageError(command + ": '" + name + "' does not begin with " + std::string(kPeftPrefix) +
+                   ", as names in a PeftModel do")
+      .with_hint("--strip-prefix takes a wrapper's prefix off");
 }
 
 Job plan_adapter(const Source& source, const WeightsOptions& weights,

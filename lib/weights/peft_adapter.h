@@ -39,6 +39,12 @@ std::optional<AdapterPart> adapter_part(const std::string& name, bool names_adap
 // adapter, it is "".
 std::string trained_adapter_tensor(const Checkpoint& checkpoint);
 
+// False if the checkpoint tells that no optimizer owns it.
+bool may_be_trained(const Checkpoint& checkpoint, const Param& param);
+
+// Throws UsageError for `command` if a name is not one of a PeftModel.
+void check_peft_prefix(const std::string& name, const std::string& command);
+
 // True if peft saves something other than the tensors for the method of this name.
 bool is_of_unsaved_method(const std::string& name);
 

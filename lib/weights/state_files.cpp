@@ -7,7 +7,6 @@
 #include <set>
 
 #include "dsckpt/error.h"
-#include "format/safetensors.h"
 #include "job/source.h"
 
 namespace dsckpt {
@@ -50,19 +49,12 @@ std::vector<OutputTensor> tensors_of(const std::string& key,
 
 void lay_out(PlanBuilder& plan, const WeightsSplit::File& file,
              const std::map<std::string, std::string>& steps) {
-  std::map<std::string, std::string> metadata{{"format", "pt"}};
-  std::vector<NamedSource> sources;
+  std::map<std::string, std::string> metadata;
   for (const OutputTensor& tensor : file.tensors) {
-    if (const auto step = steps.find(tensor.name); step != steps.end()) {
-      metadata["step." + tensor.name] = step->second;
-    }
-    if (tensor.alias_of.empty()) {
-      sources.push_back({tensor.name, tensor.source});
-    } else {
-      metadata.emplace(tensor.name, tensor.alias_of);
-    }
+    const auto step = steps.find(tensor.name);
+    if (step != steps.end()) metadata["step." + tensor.name] = step->second;
   }
-  lay_out_safetensors(plan, file.path, std::move(sources), metadata);
+  kSafetensors.lay_out(plan, file.path, file.tensors, metadata);
 }
 
 }  // namespace

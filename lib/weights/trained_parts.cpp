@@ -10,7 +10,6 @@
 #include "weights/peft_adapter.h"
 
 namespace dsckpt {
-namespace fs = std::filesystem;
 namespace {
 
 // Names of peft's wrappers in the names of wrapped modules: LoraLayer and ParamWrapper,
@@ -42,7 +41,7 @@ class PartsFinder {
     parts_.adapter = checkpoint_.facts().from_weights() ? "" : adapter_name();
     for (const ChosenTensor& each : chosen_) add(each);
     if (!parts_.has_methods) {
-      if (const auto path = config_of_adapter(checkpoint_, parts_.adapter, options_)) {
+      if (const auto path = find_adapter_config(checkpoint_, parts_.adapter, options_)) {
         static_cast<void>(LoraSettings(read_adapter_config(*path), path->string(), own_base_));
       }
       throw UsageError("--merge: no trained parameter is part of a PEFT adapter")
@@ -52,14 +51,11 @@ class PartsFinder {
   }
 
  private:
-  bool may_be_trained(const Param& param) const {
-    return param.kind == ParamKind::trainable || !checkpoint_.facts().frozen_known;
-  }
-
   std::string adapter_name() const {
     std::set<std::string> names;
     for (const ChosenTensor& each : chosen_) {
-      if (!may_be_trained(*each.param) || each.param->kind == ParamKind::buffer) continue;
+      if (!may_be_trained(checkpoint_, *each.param) || each.param->kind == ParamKind::buffer)
+        continue;
       if (is_of_unsaved_method(each.tensor.name)) {
         throw UnsupportedError({.tensor = each.tensor.name},
                                "belongs to a PEFT method that is not merged");
@@ -85,11 +81,7 @@ class PartsFinder {
       const auto of = adapter_tensor_name(name);
       if (!of || of->adapter != parts_.adapter || each.param->kind == ParamKind::buffer) return;
     }
-    if (!name.starts_with(kPeftPrefix) && !part->module.empty()) {
-      throw UsageError("--merge: '" + name + "' does not begin with " + std::string(kPeftPrefix) +
-                       ", as names in a PeftModel do")
-          .with_hint("--strip-prefix takes a wrapper's prefix off");
-    }
+    if (!part->module.empty()) check_peft_prefix(name, "--merge");
     parts_.has_methods = true;
     const std::string module = name_in_base(part->module);
     if (part->method == "modules_to_save") {
@@ -159,12 +151,6 @@ std::string name_in_base(const std::string& name) {
     plain = without_part(std::move(plain), part);
   }
   return plain;
-}
-
-std::optional<fs::path> config_of_adapter(const Checkpoint& checkpoint, const std::string& adapter,
-                                          const AdapterOptions& options) {
-  if (!options.config.empty()) return options.config;
-  return adapter_config_beside(checkpoint, adapter);
 }
 
 TrainedParts find_trained_parts(const Checkpoint& checkpoint,

@@ -2,9 +2,7 @@
 // layer, and other trained tensors.
 #pragma once
 
-#include <filesystem>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,11 +35,6 @@ struct TrainedParts {
 // The base's name of a tensor of a PeftModel, or of one of its modules: without the parts that
 // peft's wrappers add.
 std::string name_in_base(const std::string& name);
-
-// adapter_config.json: the given one, or the one beside the shards.
-std::optional<std::filesystem::path> config_of_adapter(const Checkpoint& checkpoint,
-                                                       const std::string& adapter,
-                                                       const AdapterOptions& options);
 
 // Finds the parts among `chosen`; the result points into it. `own_base`: the base is of the same
 // checkpoint. Throws as plan_merge.
