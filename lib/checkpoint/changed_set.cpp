@@ -15,6 +15,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/model_order.h"
 #include "checkpoint/module_entries.h"
+#include "checkpoint/state_dicts.h"
 #include "checkpoint/vocab_rows.h"
 #include "checkpoint/weights.h"
 #include "deepspeed/keys.h"
@@ -488,23 +489,20 @@ class ChangedSet {
 
   // As DeepSpeed's zero_to_fp32 lists them.
   void put_in_order() {
-    const auto rank = [](const Param& param) {
-      if (!param.alias_of.empty()) return 3;
-      return param.kind == ParamKind::buffer ? 0 : param.kind == ParamKind::frozen ? 1 : 2;
-    };
     KeyedMap<std::string, std::pair<size_t, size_t>> in_group;
     for (size_t g = 0; g < draft_.groups.size(); ++g) {
       const std::vector<std::string>& members = draft_.groups[g].params;
       for (size_t i = 0; i < members.size(); ++i) in_group.emplace(members[i], std::pair(g, i));
     }
     const auto place = [&](const Param& param) -> std::pair<size_t, size_t> {
-      if (rank(param) == 1) return place_of(param.name).value_or(std::pair<size_t, size_t>());
+      if (place_of_kind(param) == 1)
+        return place_of(param.name).value_or(std::pair<size_t, size_t>());
       const auto found = in_group.find(param.name);
-      if (rank(param) == 2 && found != in_group.end()) return found->second;
+      if (place_of_kind(param) == 2 && found != in_group.end()) return found->second;
       return {};
     };
     std::stable_sort(params_.begin(), params_.end(), [&](const Param& a, const Param& b) {
-      return std::pair(rank(a), place(a)) < std::pair(rank(b), place(b));
+      return std::pair(place_of_kind(a), place(a)) < std::pair(place_of_kind(b), place(b));
     });
     draft_.params = std::move(params_);
   }

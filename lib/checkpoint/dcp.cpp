@@ -11,7 +11,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,7 +19,7 @@
 #include "checkpoint/dcp_files.h"
 #include "checkpoint/dcp_keys.h"
 #include "checkpoint/layout.h"
-#include "checkpoint/settings.h"
+#include "checkpoint/made_values.h"
 #include "checkpoint/state_dicts.h"
 #include "dsckpt/error.h"
 #include "format/tensors_in.h"
@@ -245,15 +244,6 @@ class DcpGroups {
   KeyedSet<std::string> known_;  // an optimizer has a parameter once
   std::set<std::string> left_out_;
 };
-
-// The order of torch's Adam.
-bool is_before_in_adam(const ParamState& a, const ParamState& b) {
-  const auto rank = [](const std::string& key) {
-    return key == "exp_avg" ? 0 : key == "exp_avg_sq" ? 1 : 2;
-  };
-  return std::tuple(rank(a.key), std::string_view(a.key)) <
-         std::tuple(rank(b.key), std::string_view(b.key));
-}
 
 class DcpReader {
  public:

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/text.h"
-#include "checkpoint/made_run.h"
+#include "checkpoint/made_values.h"
 #include "checkpoint/other_values.h"
 #include "checkpoint/state_dicts.h"
 #include "deepspeed/keys.h"

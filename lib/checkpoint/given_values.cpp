@@ -1,9 +1,9 @@
-#include "checkpoint/given_values.h"
-
+// The values that a whole model was given, on the ranks that it is split over.
 #include <memory>
 #include <utility>
 
 #include "base/text.h"
+#include "checkpoint/other_values.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {

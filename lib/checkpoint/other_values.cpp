@@ -11,7 +11,7 @@
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
 #include "base/text.h"
-#include "checkpoint/settings.h"
+#include "checkpoint/made_values.h"
 #include "checkpoint/state_dicts.h"
 #include "dsckpt/error.h"
 

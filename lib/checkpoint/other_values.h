@@ -7,6 +7,7 @@
 // names that become equal, and for names, shapes and types that are not those of the base.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -79,5 +80,17 @@ void give_weights(CheckpointDraft& draft, const Checkpoint& base, const GivenWei
 
 // Throws UnsupportedError for a checkpoint whose training does not go on: with_weights().
 void refuse_values_into(const Checkpoint& base);
+
+// --- on the ranks that a model is split over
+
+// Gives `params`, those of tensor-parallel rank `tp_rank` in its files, the values of `whole`: a
+// checkpoint of the same model with other values (CheckpointFacts::values). The rules that join the
+// slices of a parameter cut it (Param::cut). A mean is the same on every rank. The states and steps
+// change if they are not those of the run. Throws UnsupportedError for a parameter whose cut no
+// simple rule tells, and for a sum.
+void give_values(std::vector<Param>& params, const Checkpoint& whole, uint32_t tp_rank);
+
+// The facts of a world that has the values of a checkpoint with the facts `whole`.
+void tell_values(CheckpointFacts& world, const CheckpointFacts& whole);
 
 }  // namespace dsckpt

@@ -8,8 +8,8 @@
 
 #include "base/text.h"
 #include "checkpoint/experts.h"
-#include "checkpoint/given_values.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/other_values.h"
 #include "checkpoint/pipeline_layers.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
@@ -96,13 +96,15 @@ void refuse_source(const Checkpoint& source) {
   }
 }
 
-}  // namespace
-
+// The fields of the arguments that a program saved: Megatron's Namespace or NeoX's dict; None if it
+// saved none.
 Value saved_arguments(const Value& root) {
   const Value args = root.find_or_none(keys::kArguments);
   if (args.is(Kind::object) && args.as_object().has_state) return args.as_object().state;
   return args.is_mapping() ? args : Value();
 }
+
+}  // namespace
 
 Regrid::Regrid(const Checkpoint& source, const GridOptions& options)
     : source_(source), run_(source.run()), old_(source.facts().mesh), mesh_(old_) {

@@ -126,8 +126,4 @@ class Regrid {
   std::vector<std::string> notes_;
 };
 
-// The fields of the arguments that a program saved: Megatron's Namespace or NeoX's dict; None if it
-// saved none.
-pickle::Value saved_arguments(const pickle::Value& root);
-
 }  // namespace dsckpt

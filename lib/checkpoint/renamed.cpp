@@ -7,7 +7,7 @@
 #include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/layout.h"
-#include "checkpoint/made_run.h"
+#include "checkpoint/made_values.h"
 #include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"

@@ -95,6 +95,18 @@ bool same(const Value& a, const Value& b, int depth, int& left_over) {
   return true;
 }
 
+// An int, or an object of an int enum class made from one. Throws CorruptError.
+int64_t integer_of(const Value& value) {
+  if (value.is(Kind::object)) {
+    const pickle::ObjectNode& object = value.as_object();
+    if (object.arguments.is(Kind::tuple) && object.arguments.as_sequence().size() == 1 &&
+        object.arguments.as_sequence()[0].is(Kind::integer)) {
+      return object.arguments.as_sequence()[0].as_int();
+    }
+  }
+  return value.as_int();
+}
+
 }  // namespace
 
 std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>& files,
@@ -203,17 +215,6 @@ std::span<const Value> Fields::sequence(std::string_view key) const {
   const auto value = get(key);
   if (!value) return {};
   return in_context(where(key), [&] { return value->as_sequence(); });
-}
-
-int64_t integer_of(const Value& value) {
-  if (value.is(Kind::object)) {
-    const pickle::ObjectNode& object = value.as_object();
-    if (object.arguments.is(Kind::tuple) && object.arguments.as_sequence().size() == 1 &&
-        object.arguments.as_sequence()[0].is(Kind::integer)) {
-      return object.arguments.as_sequence()[0].as_int();
-    }
-  }
-  return value.as_int();
 }
 
 bool same_plain_data(const Value& a, const Value& b, int& left) {

@@ -79,9 +79,6 @@ class Fields {
   std::string path_;
 };
 
-// An int, or an object of an int enum class made from one. Throws CorruptError.
-int64_t integer_of(const pickle::Value& value);
-
 // True if both are made of equal numbers, texts and containers. Tensors are not compared, nor
 // values deeper than any sane setting. At most `left` values are compared, which are counted down;
 // a long text counts as several.

@@ -247,13 +247,23 @@ bool is_batch_norms(std::string_view name) {
   return last == "running_mean" || last == "running_var" || last == "num_batches_tracked";
 }
 
+int place_of_kind(const Param& param) {
+  if (!param.alias_of.empty()) return 3;
+  return param.kind == ParamKind::buffer ? 0 : param.kind == ParamKind::frozen ? 1 : 2;
+}
+
 void sort_params(std::vector<Param>& params) {
-  const auto rank_of = [](const Param& param) {
-    if (!param.alias_of.empty()) return 3;
-    return param.kind == ParamKind::buffer ? 0 : param.kind == ParamKind::frozen ? 1 : 2;
+  std::stable_sort(params.begin(), params.end(), [](const Param& a, const Param& b) {
+    return place_of_kind(a) < place_of_kind(b);
+  });
+}
+
+bool is_before_in_adam(const ParamState& a, const ParamState& b) {
+  const auto rank = [](const std::string& key) {
+    return key == "exp_avg" ? 0 : key == "exp_avg_sq" ? 1 : 2;
   };
-  std::stable_sort(params.begin(), params.end(),
-                   [&](const Param& a, const Param& b) { return rank_of(a) < rank_of(b); });
+  return std::tuple(rank(a.key), std::string_view(a.key)) <
+         std::tuple(rank(b.key), std::string_view(b.key));
 }
 
 void note_told_by_type(CheckpointDraft& draft, size_t count) {

@@ -58,8 +58,12 @@ UnsupportedError unnamed_states(const std::filesystem::path& folder);
 
 // True if a tensor is a buffer of torch's batch norm, by its name.
 bool is_batch_norms(std::string_view name);
+// The place of a parameter's kind in Checkpoint::params().
+int place_of_kind(const Param& param);
 // In the order of Checkpoint::params().
 void sort_params(std::vector<Param>& params);
+// The order of the states of torch's Adam. No file has that of others.
+bool is_before_in_adam(const ParamState& a, const ParamState& b);
 // Adds a note that `count` tensors count as frozen by their type alone.
 void note_told_by_type(CheckpointDraft& draft, size_t count);
 

@@ -1,4 +1,4 @@
-#include "checkpoint/steps.h"
+// Checks that the files of a ZeRO checkpoint are from one save, by the steps that they hold.
 
 #include <tbb/parallel_for.h>
 

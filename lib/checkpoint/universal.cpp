@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <system_error>
-#include <tuple>
 #include <utility>
 
 #include "base/keyed_hash.h"
@@ -19,6 +18,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
+#include "checkpoint/state_dicts.h"
 #include "checkpoint/universal_split.h"
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
@@ -53,14 +53,6 @@ std::vector<ShardFile> list_files(const fs::path& folder) {
                          [](const ShardFile& a, const ShardFile& b) { return a.path == b.path; });
   if (twice != files.end()) refuse_two_forms(twice->path);
   return files;
-}
-
-// torch's order of Adam's states; that of others is not in the files.
-bool comes_before(const std::string& a, const std::string& b) {
-  const auto rank = [](const std::string& key) {
-    return key == "exp_avg" ? 0 : key == "exp_avg_sq" ? 1 : 2;
-  };
-  return std::tuple(rank(a), std::string_view(a)) < std::tuple(rank(b), std::string_view(b));
 }
 
 class UniversalReader {
@@ -334,8 +326,7 @@ class UniversalReader {
       }
       param.step = {&file->archive, file->archive.root()};
     }
-    std::sort(param.states.begin(), param.states.end(),
-              [](const ParamState& a, const ParamState& b) { return comes_before(a.key, b.key); });
+    std::sort(param.states.begin(), param.states.end(), is_before_in_adam);
     return param;
   }
 

@@ -20,7 +20,6 @@
 #include "checkpoint/optim_states.h"
 #include "checkpoint/padding_books.h"
 #include "checkpoint/salvage.h"
-#include "checkpoint/steps.h"
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/zero_layout.h"

@@ -20,7 +20,6 @@
 #include "checkpoint/model_states.h"
 #include "checkpoint/offloaded.h"
 #include "checkpoint/optim_states.h"
-#include "checkpoint/steps.h"
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/run_config.h"

@@ -1,6 +1,6 @@
-// Conditions of refusals.h. They check that a target's parameter groups are those of the model, and
-// of the run that it is like, and that its optimizer can continue with the checkpoint's states and
-// hyper-parameters. Each gives the first that is wrong.
+// Conditions of refusals.h. A target's parameter groups must be those of the model, and of the run
+// that it is like. Its optimizer must continue with the checkpoint's states and hyper-parameters.
+// Each gives the first that is wrong.
 #pragma once
 
 #include <optional>

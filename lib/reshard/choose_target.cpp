@@ -1,5 +1,3 @@
-#include "reshard/choose_target.h"
-
 #include <algorithm>
 #include <array>
 #include <set>
@@ -8,6 +6,7 @@
 #include "reshard/choice.h"
 #include "reshard/experts.h"
 #include "reshard/refusals.h"
+#include "reshard/target.h"
 
 namespace dsckpt {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "checkpoint/given_values.h"
+#include "checkpoint/other_values.h"
 #include "checkpoint/pipeline_layers.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/made_run.h"
+#include "checkpoint/made_values.h"
 #include "checkpoint/module_entries.h"
 #include "checkpoint/renamed.h"
 #include "deepspeed/keys.h"

@@ -19,10 +19,10 @@
 #include "job/neighbours.h"
 #include "job/next_step.h"
 #include "reshard/batch_plan.h"
-#include "reshard/choose_target.h"
 #include "reshard/copies.h"
 #include "reshard/files.h"
 #include "reshard/refusals.h"
+#include "reshard/target.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

@@ -22,13 +22,12 @@
 #include "io/far_files.h"
 #include "job/gather.h"
 #include "job/source.h"
-#include "reshard/choose_target.h"
 #include "reshard/files.h"
-#include "reshard/live_entries.h"
 #include "reshard/live_run.h"
 #include "reshard/refusals.h"
 #include "reshard/resume_storages.h"
 #include "reshard/run_facts.h"
+#include "reshard/target.h"
 
 namespace dsckpt {
 namespace {

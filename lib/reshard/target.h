@@ -69,6 +69,19 @@ struct ReshardTarget {
   bool is_zero12() const { return stage == 1 || stage == 2; }
 };
 
+// The target for the run that `source` describes, or `like` if that is not null (`options.like` is
+// not looked at). It depends on its arguments alone, and borrows their strings and values. The
+// warnings for the new run are added to `notes`. Throws UsageError for options that contradict each
+// other or the checkpoint. Throws UnsupportedError for values that cannot be cut anew, or that
+// DeepSpeed could not load. Throws InconsistentError for parameters that only one of `like` and the
+// source has: see refusals.h.
+ReshardTarget choose_target(const RunFacts& source, const RunFacts* like,
+                            const TargetOptions& options, std::vector<std::string>& notes);
+
+// The same of the checkpoints `source` and `options.like`.
+ReshardTarget reshard_target(const Checkpoint& source, const TargetOptions& options,
+                             std::vector<std::string>& notes);
+
 // An entry of a rank's model that is not in its model-states file: of a layer, or of an expert.
 struct ModuleEntry {
   std::string name;

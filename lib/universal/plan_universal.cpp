@@ -15,7 +15,6 @@
 #include "job/neighbours.h"
 #include "job/next_step.h"
 #include "universal/loader_notes.h"
-#include "universal/metadata.h"
 #include "universal/start.h"
 #include "universal/universal_dir.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/keyed_hash.h"
-#include "checkpoint/made_run.h"
+#include "checkpoint/made_values.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/release.h"
 #include "deepspeed/shard_name.h"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "deepspeed/ds_config.h"
-#include "reshard/choose_target.h"
 #include "reshard/refusals.h"
+#include "reshard/target.h"
 
 namespace dsckpt {
 namespace {
