@@ -45,6 +45,17 @@ bool holds(const TorchArchive& archive, const Checkpoint& world, const std::stri
   });
 }
 
+// A copy of a file whose tensors get the values of `value_of`; nullopt: as it is.
+template <typename F>
+TorchArchiveWriter::Written rewritten(const TorchArchive& from, F&& value_of) {
+  ArchiveCopy copy(from);
+  return copy.write(copy.dict_of(from.root(), [&](std::string_view key, const Value& saved) {
+    std::optional<TensorSource> value;
+    if (TorchArchive::is_tensor(saved)) value = value_of(key, saved);
+    return std::optional(value ? copy.writer().tensor(*value) : copy.of(saved));
+  }));
+}
+
 // The names of a world's parameters and buffers, wherever their values are.
 std::vector<std::string> names_of(const Checkpoint& world) {
   std::vector<std::string> names;
@@ -200,16 +211,6 @@ std::optional<TensorSource> RankFreeFiles::new_value(const File& file, const std
   return mine.front().given ? std::optional(mine.front().weight.to(saved.dtype())) : std::nullopt;
 }
 
-TorchArchiveWriter::Written RankFreeFiles::rewritten(const File& file) const {
-  ArchiveCopy copy(*file.archive);
-  return copy.write(
-      copy.dict_of(file.archive->root(), [&](std::string_view key, const Value& saved) {
-        if (!TorchArchive::is_tensor(saved)) return std::optional(copy.of(saved));
-        const auto value = new_value(file, std::string(key), file.archive->tensor(saved));
-        return std::optional(value ? copy.writer().tensor(*value) : copy.of(saved));
-      }));
-}
-
 KeyedMap<std::string, TensorSource> RankFreeFiles::tensors(uint32_t tp_rank) const {
   KeyedMap<std::string, TensorSource> all;
   for (const File& file : files_) {
@@ -229,7 +230,10 @@ void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const 
   for (const File& file : files_) {
     const std::string path = folder + "/" + file.path.filename().string();
     if (!values_.empty()) {
-      TorchArchiveWriter::lay_out(rewritten(file), plan, path);
+      const auto value_of = [&](std::string_view key, const Value& saved) {
+        return new_value(file, std::string(key), file.archive->tensor(saved));
+      };
+      TorchArchiveWriter::lay_out(rewritten(*file.archive, value_of), plan, path);
       continue;
     }
     const uint64_t size = inputs_[file.archive->file()].size();
@@ -260,28 +264,14 @@ TensorSource value_for(const Regrid& grid, const Param& param, std::string_view 
 
 TorchArchiveWriter::Written write_layer(const Regrid& grid, const RegridLayer& layer,
                                         std::optional<DType> param_dtype, uint32_t tp_rank) {
-  const TorchArchive& from = *layer.files[grid.base_tp(tp_rank)];
-  ArchiveCopy copy(from);
-  std::map<std::string_view, std::string_view> names(layer.names.begin(), layer.names.end());
-  return copy.write(copy.dict_of(from.root(), [&](std::string_view key, const Value& saved) {
-    const auto name = names.find(key);
-    if (name == names.end()) return std::optional(copy.of(saved));
-    const Param& param = grid.param(std::string(name->second));
-    return std::optional(
-        copy.writer().tensor(value_for(grid, param, key, layer.files, param_dtype, tp_rank)));
-  }));
-}
-
-TorchArchiveWriter::Written write_expert(const Regrid& grid, const TorchArchive& from,
-                                         const std::vector<const TorchArchive*>& files,
-                                         std::optional<DType> param_dtype, uint32_t tp_rank) {
-  ArchiveCopy copy(from);
-  return copy.write(copy.dict_of(from.root(), [&](std::string_view key, const Value& saved) {
-    if (!TorchArchive::is_tensor(saved)) return std::optional(copy.of(saved));
-    const Param& param = grid.param(std::string(key));
-    return std::optional(
-        copy.writer().tensor(value_for(grid, param, key, files, param_dtype, tp_rank)));
-  }));
+  const std::map<std::string_view, std::string> names(layer.names.begin(), layer.names.end());
+  return rewritten(*layer.files[grid.base_tp(tp_rank)],
+                   [&](std::string_view key, const Value&) -> std::optional<TensorSource> {
+                     const auto name = names.find(key);
+                     if (name == names.end()) return std::nullopt;
+                     const Param& param = grid.param(name->second);
+                     return value_for(grid, param, key, layer.files, param_dtype, tp_rank);
+                   });
 }
 
 }  // namespace
@@ -301,8 +291,11 @@ void lay_out_grid_experts(PlanBuilder& plan, const Regrid& grid, const RankFreeF
       ShardName name = file.name;
       name.mp_rank = tp_rank;
       const auto& copies = of_ranks.at({name.layer, name.expert});
-      TorchArchiveWriter::lay_out(write_expert(grid, *file.archive, copies, param_dtype, tp_rank),
-                                  plan, folder + "/" + name.file_name());
+      const auto value_of = [&](std::string_view key, const Value&) {
+        return value_for(grid, grid.param(std::string(key)), key, copies, param_dtype, tp_rank);
+      };
+      TorchArchiveWriter::lay_out(rewritten(*file.archive, value_of), plan,
+                                  folder + "/" + name.file_name());
     }
   }
 }

@@ -67,7 +67,6 @@ class RankFreeFiles {
   void find_missing_layers(const Checkpoint& world, uint32_t tp_rank, MissingFiles& missing) const;
   void find_missing_experts(const Checkpoint& world, uint32_t mp_rank, MissingFiles& missing) const;
   const Layers& layers_of(uint32_t mp_rank) const;
-  TorchArchiveWriter::Written rewritten(const File& file) const;
   // The new value of what `file` has under `key`; nullopt: as it is.
   std::optional<TensorSource> new_value(const File& file, const std::string& key,
                                         const TensorSource& saved) const;
