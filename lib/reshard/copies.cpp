@@ -274,27 +274,42 @@ TorchArchiveWriter::Written write_layer(const Regrid& grid, const RegridLayer& l
                    });
 }
 
+// An expert's file that a new rank continues from, and those of all tensor-parallel ranks.
+struct ExpertFile {
+  const RankFreeFiles::File* file;
+  std::vector<const TorchArchive*> copies;
+};
+
+std::vector<ExpertFile> expert_files(const Regrid& grid, const RankFreeFiles& files,
+                                     uint32_t tp_rank) {
+  // By layer and number of the expert.
+  std::map<std::pair<uint32_t, uint32_t>, ExpertFile> experts;
+  for (const RankFreeFiles::File& file : files.files()) {
+    if (file.name.kind != ShardName::Kind::expert) continue;
+    ExpertFile& expert = experts[{file.name.layer, file.name.expert}];
+    expert.copies.push_back(file.archive);
+    if (file.name.mp_rank == grid.base_tp(tp_rank)) expert.file = &file;
+  }
+  std::vector<ExpertFile> found;
+  for (auto& [number, expert] : experts) {
+    if (expert.file != nullptr) found.push_back(std::move(expert));
+  }
+  return found;
+}
+
 }  // namespace
 
 void lay_out_grid_experts(PlanBuilder& plan, const Regrid& grid, const RankFreeFiles& files,
                           std::optional<DType> param_dtype, const std::string& folder) {
-  // By layer and number of the expert.
-  std::map<std::pair<uint32_t, uint32_t>, std::vector<const TorchArchive*>> of_ranks;
-  for (const RankFreeFiles::File& file : files.files()) {
-    if (file.name.kind != ShardName::Kind::expert) continue;
-    of_ranks[{file.name.layer, file.name.expert}].push_back(file.archive);
-  }
   for (uint32_t tp_rank = 0; tp_rank < grid.mesh().tp; ++tp_rank) {
-    for (const RankFreeFiles::File& file : files.files()) {
-      if (file.name.kind != ShardName::Kind::expert) continue;
-      if (file.name.mp_rank != grid.base_tp(tp_rank)) continue;
-      ShardName name = file.name;
+    for (const ExpertFile& expert : expert_files(grid, files, tp_rank)) {
+      ShardName name = expert.file->name;
       name.mp_rank = tp_rank;
-      const auto& copies = of_ranks.at({name.layer, name.expert});
       const auto value_of = [&](std::string_view key, const Value&) {
-        return value_for(grid, grid.param(std::string(key)), key, copies, param_dtype, tp_rank);
+        const Param& param = grid.param(std::string(key));
+        return value_for(grid, param, key, expert.copies, param_dtype, tp_rank);
       };
-      TorchArchiveWriter::lay_out(rewritten(*file.archive, value_of), plan,
+      TorchArchiveWriter::lay_out(rewritten(*expert.file->archive, value_of), plan,
                                   folder + "/" + name.file_name());
     }
   }
@@ -308,6 +323,26 @@ void lay_out_grid_layers(PlanBuilder& plan, const Regrid& grid, std::optional<DT
                                   folder + "/" + layer_file_name(layer, grid.mesh(), tp_rank));
     }
   }
+}
+
+KeyedMap<std::string, TensorSource> grid_tensors(const Regrid& grid, const RankFreeFiles& files,
+                                                 std::optional<DType> param_dtype,
+                                                 uint32_t tp_rank) {
+  KeyedMap<std::string, TensorSource> all;
+  const auto add = [&](std::string_view key, const std::string& name,
+                       const std::vector<const TorchArchive*>& copies) {
+    all.emplace(name, value_for(grid, grid.param(name), key, copies, param_dtype, tp_rank));
+  };
+  for (const RegridLayer& layer : grid.layers()) {
+    for (const auto& [key, name] : layer.names) add(key, name, layer.files);
+  }
+  for (const ExpertFile& expert : expert_files(grid, files, tp_rank)) {
+    for (const auto& [key, value] : expert.file->archive->root().as_dict().items) {
+      if (!key.is(Kind::string) || !TorchArchive::is_tensor(value)) continue;
+      add(key.as_string(), std::string(key.as_string()), expert.copies);
+    }
+  }
+  return all;
 }
 
 }  // namespace dsckpt

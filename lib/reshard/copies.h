@@ -18,6 +18,7 @@
 #include "checkpoint/shard.h"
 #include "format/torch_archive.h"
 #include "plan/copy_plan.h"
+#include "plan/tensor_source.h"
 #include "reshard/target.h"
 
 namespace dsckpt {
@@ -98,5 +99,10 @@ void lay_out_grid_layers(PlanBuilder& plan, const Regrid& grid, std::optional<DT
 // checkpoint's.
 void lay_out_grid_experts(PlanBuilder& plan, const Regrid& grid, const RankFreeFiles& files,
                           std::optional<DType> param_dtype, const std::string& folder);
+
+// The tensors that both write for new tensor-parallel rank `tp_rank`, by their names in the model.
+KeyedMap<std::string, TensorSource> grid_tensors(const Regrid& grid, const RankFreeFiles& files,
+                                                 std::optional<DType> param_dtype,
+                                                 uint32_t tp_rank);
 
 }  // namespace dsckpt

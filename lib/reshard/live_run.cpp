@@ -13,7 +13,6 @@
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "pickle/pickle.h"
-#include "reshard/copies.h"
 
 namespace dsckpt {
 using pickle::Document;
@@ -189,7 +188,7 @@ int64_t LocalExperts::count(const std::string& name) const {
 }
 
 LiveEntries::LiveEntries(InputFiles& inputs, const Checkpoint& whole, const Checkpoint& world,
-                         const EngineFacts& engine, const ReshardTarget& target)
+                         const Regrid* grid, const EngineFacts& engine, const ReshardTarget& target)
     : local_(engine), mesh_{.dp = target.dp, .data_before = target.data_before_experts} {
   // Stage 3 keeps experts with the ranks.
   for (const EngineTensor& tensor : engine.tensors) {
@@ -202,6 +201,17 @@ LiveEntries::LiveEntries(InputFiles& inputs, const Checkpoint& whole, const Chec
   if (wanted_.empty()) return;
   are_copies_ = !target.param_dtype;
   RankFreeFiles files(inputs, whole);
+  if (grid != nullptr && !grid->keeps_slices()) {
+    found_ = grid_tensors(*grid, files, target.param_dtype, engine.mp_rank % engine.tp);
+  } else {
+    take_tensors(files, whole, world, engine, target);
+  }
+  if (engine.strict) refuse_others(whole, engine);
+}
+
+void LiveEntries::take_tensors(RankFreeFiles& files, const Checkpoint& whole,
+                               const Checkpoint& world, const EngineFacts& engine,
+                               const ReshardTarget& target) {
   const uint32_t tp = whole.facts().mesh.tp;
   const uint32_t tp_rank = engine.mp_rank % tp;
   files.check(world, engine.mp_rank);
@@ -211,7 +221,6 @@ LiveEntries::LiveEntries(InputFiles& inputs, const Checkpoint& whole, const Chec
     files.take_values(whole.world(mp_rank), target);
   }
   found_ = files.tensors(tp_rank);
-  if (engine.strict) refuse_others(whole, engine);
 }
 
 std::string LiveEntries::local_name(const std::string& name) const {

@@ -8,10 +8,12 @@
 
 #include "base/keyed_hash.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/regrid.h"
 #include "dsckpt/resume.h"
 #include "format/torch_archive.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
+#include "reshard/copies.h"
 #include "reshard/experts.h"
 #include "reshard/run_facts.h"
 #include "reshard/target.h"
@@ -59,11 +61,12 @@ class LiveRun {
 // thread.
 class LiveEntries {
  public:
-  // `world` is the part of `whole` that the engine's mp rank loads, as `target`. Throws
+  // `world` is the part of `whole` that the engine's mp rank loads, as `target`. `grid` is the one
+  // that has cut it, if it is none of the checkpoint's own. Throws
   // InconsistentError for missing files, and for a tensor of the rank's layers or experts that a
   // strict engine does not have. Otherwise as plan_reshard(), which has them written to files.
   LiveEntries(InputFiles& inputs, const Checkpoint& whole, const Checkpoint& world,
-              const EngineFacts& engine, const ReshardTarget& target);
+              const Regrid* grid, const EngineFacts& engine, const ReshardTarget& target);
 
   // Those of a data-parallel rank. Entries that no file has are left out.
   std::vector<ModuleEntry> of(uint32_t rank) const;
@@ -77,6 +80,8 @@ class LiveEntries {
     uint32_t ep = 0;      // EngineTensor::ep
     int64_t experts = 0;  // of a rank, in one tensor of AutoEP's
   };
+  void take_tensors(RankFreeFiles& files, const Checkpoint& whole, const Checkpoint& world,
+                    const EngineFacts& engine, const ReshardTarget& target);
   void refuse_others(const Checkpoint& whole, const EngineFacts& engine) const;
   std::string local_name(const std::string& name) const;
   TensorSource joined(const Wanted& wanted, uint32_t ep_rank) const;

@@ -220,8 +220,8 @@ class MetadataWriter {
     const Value root = archive.root();
     const bool autoep = !root.find_or_none(autoep_layers_key(root)).is_none();
     if (stage_ != 0 && !autoep && checkpoint_.changed_from() == nullptr) {
-      const FileId id = archive.file();
-      return put_file(plan_, plan_.add_output(std::move(path), inputs[id].size()), inputs, id);
+      const uint64_t size = inputs[archive.file()].size();
+      return put_file(plan_, plan_.add_output(std::move(path), size), archive, size);
     }
     if (checkpoint_.changed_from() != nullptr) {
       return lay_out_renamed(plan_, checkpoint_, file, std::move(path),
