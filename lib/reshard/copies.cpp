@@ -80,6 +80,7 @@ RankFreeFiles::RankFreeFiles(InputFiles& inputs, const Checkpoint& source)
   std::vector<ShardFile> unread;
   for (const Kinds kind : {Kinds::layer, Kinds::expert}) {
     for (const ShardFile& file : folder.of_kind(kind)) {
+      inputs.add_kept(file.path, folder.display_root());  // every record of it is looked at
       const auto found = read.find(file.path);
       if (found == read.end()) {
         unread.push_back(file);
@@ -88,8 +89,6 @@ RankFreeFiles::RankFreeFiles(InputFiles& inputs, const Checkpoint& source)
       }
     }
   }
-  // Every record of them is looked at.
-  for (const ShardFile& file : unread) inputs.add_kept(file.path, folder.display_root());
   opened_ = open_shards(inputs, unread, folder.display_root());
   for (const Shard& shard : opened_) files_.push_back({shard.name, shard.path, &shard.archive});
   for (const File& file : files_) {
