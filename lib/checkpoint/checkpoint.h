@@ -381,6 +381,8 @@ class Checkpoint {
   const std::vector<AveragedCheckpoint>& averaged() const;
   // Notes for the user; they are not errors.
   const std::vector<std::string>& notes() const;
+  // Those of the notes that are a defect, unless something that the files do not tell explains it.
+  const std::vector<Error>& doubts() const;
   // Only with OpenOptions::allow_missing. incomplete() is in the order of params(), which does not
   // have them.
   const std::vector<LostFile>& lost_files() const;

@@ -38,6 +38,7 @@ struct CheckpointDraft {
   ShardValue wrapper_state = {};
   std::vector<std::string> valueless = {};  // Checkpoint::valueless
   std::vector<std::string> notes = {};
+  std::vector<Error> doubts = {};  // Checkpoint::doubts
   std::vector<std::string> unused_patterns = {};
   std::vector<std::string> module_order = {};  // Checkpoint::module_order
   // One model-states file and then the others are opened. Both gone when all are read.

@@ -243,14 +243,21 @@ void check_same_save(const ModelStates& model, const ModelStates& reference) {
   if (model.frozen_param_shapes != reference.frozen_param_shapes) {
     throw_other_save(model, reference, keys::kFrozenParamShapes);
   }
+  const std::string key =
+      other_save_key(model.shard().archive.root(), reference.shard().archive.root());
+  if (!key.empty()) throw_other_save(model, reference, key);
+}
+
+std::string other_save_key(const Value& model, const Value& reference) {
   for (const std::string_view key :
        {keys::kGlobalSteps, keys::kSkippedSteps, keys::kGlobalSamples, keys::kDsVersion}) {
-    const auto a = model.fields.get(key);
-    const auto b = reference.fields.get(key);
-    if (a.has_value() != b.has_value() || (a && !same_plain_data(*a, *b))) {
-      throw_other_save(model, reference, key);
+    const Value a = model.find_or_none(key);
+    const Value b = reference.find_or_none(key);
+    if (a.is_none() != b.is_none() || (!a.is_none() && !same_plain_data(a, b))) {
+      return std::string(key);
     }
   }
+  return "";
 }
 
 bool has_optimizer_elsewhere(const Shard& shard) {

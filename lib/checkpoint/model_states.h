@@ -107,6 +107,9 @@ class RankModels {
                                    std::string_view key);
 // Compares the values that all ranks' files of one save have in common, except param_shapes.
 void check_same_save(const ModelStates& model, const ModelStates& reference);
+// The first key whose value is the same in all model-states files of one save, but not in these;
+// "" if there is none.
+std::string other_save_key(const pickle::Value& model, const pickle::Value& reference);
 
 // True if `shard`, a model-states file, was saved under ZeRO, which keeps param_shapes there and
 // the optimizer in files of its own. An engine without optimizer saves neither; one in bf16 at

@@ -370,6 +370,9 @@ const std::vector<AveragedCheckpoint>& Checkpoint::averaged() const {
 const std::vector<std::string>& Checkpoint::notes() const {
   return impl_->draft.notes;
 }
+const std::vector<Error>& Checkpoint::doubts() const {
+  return impl_->draft.doubts;
+}
 const std::vector<LostFile>& Checkpoint::lost_files() const {
   return impl_->draft.lost_files;
 }

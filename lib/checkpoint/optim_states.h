@@ -44,18 +44,21 @@ void open_optim_shards(CheckpointDraft& draft);
 // optimizer-states files, if there are any, must be opened before.
 void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind);
 
-// Compares the values that must be equal on all ranks of one step: step counts, loss scale,
-// hyper-parameters. Hyper-parameters are compared among the data-parallel ranks of one mp rank. If
-// there are step counts, different hyper-parameters are only noted: ranks may have scheduled apart.
-// The optimizer's state_dict is at `state_key` within optimizer_state_dict. Throws
-// InconsistentError that says which files are from which step. With draft.options.allow_missing,
-// optimizer-states files from a different step than the model-states file become lost instead.
+// Compares the steps in all files of the checkpoint, for every layout of native shards. First
+// `global_steps` and other counters of the model-states files. Then the values that are equal in
+// the optimizer-states files of one step: step counts, loss scale, hyper-parameters.
+// Hyper-parameters are compared among the data-parallel ranks of one mp rank. If there are step
+// counts, different hyper-parameters are only noted: ranks may have scheduled apart. The
+// optimizer's state_dict is at `state_key` within optimizer_state_dict. Throws InconsistentError
+// that says which files are from which step. With draft.options.allow_missing, files become lost
+// instead if their step is not in those of the other kind.
 //
 // Then compares the optimizer's step with that of the model-states file (global_steps less
-// skipped_steps). If they differ, a run in fp32 is refused, since nothing else reveals two mixed
-// saves. It is accepted if the optimizer was started afresh, by its learning rates. In other runs,
-// whose 16-bit weights `verify` compares with their masters, and with draft.options.allow_missing,
-// it is a note.
+// skipped_steps). At stage 0 the files of experts' optimizers are compared so. If they differ, a
+// run in fp32 is refused, since nothing else reveals two mixed saves. It is accepted if the
+// optimizer was started afresh, by its learning rates. With draft.options.allow_missing, the
+// model-states files become lost, and the masters are left. In other runs, whose 16-bit weights
+// `verify` compares with their masters, it is a note and among draft.doubts.
 void check_steps(CheckpointDraft& draft, std::string_view state_key);
 
 // draft.optim_shards of one mp rank, by data-parallel rank.

@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/text.h"
+#include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
 #include "checkpoint/salvage.h"
 #include "deepspeed/keys.h"
@@ -54,8 +55,15 @@ void add_state_evidence(const Shard& shard, const Value& states, const std::stri
 }
 
 std::vector<Evidence> evidence(const Shard& shard, std::string_view state_key) {
-  const Fields fields = optimizer_state(shard);
   std::vector<Evidence> out;
+  if (shard.name.kind == ShardName::Kind::expert_optim) {  // stage 0
+    const Value optimizer = shard.archive.root().find_or_none(keys::kOptimizer);
+    const Value inner = optimizer.find_or_none(keys::kOptimizerStateDict);
+    add_state_evidence(shard, inner.is_none() ? optimizer : inner, std::string(keys::kOptimizer),
+                       out);
+    return out;
+  }
+  const Fields fields = optimizer_state(shard);
   if (const auto scaler = fields.get(keys::kLossScaler)) {
     out.push_back({std::string(keys::kLossScaler), *scaler, std::nullopt});
   }
@@ -111,8 +119,19 @@ int64_t sub_groups_of(const Shard& optim) {
   return std::max<int64_t>(1, static_cast<int64_t>(flat.size()));
 }
 
-// The step that the optimizer counts at the step of the model-states file: in old releases one of
-// two numbers. Doubles, since the file may hold any number.
+// True if sub-groups share one tensor that counts steps: each of them then adds one to it.
+// DeepSpeed makes it so where it loads universal checkpoints at stage 3.
+bool shares_step(const Shard& optim, const std::vector<Evidence>& facts) {
+  std::set<std::string> storages;
+  for (const Evidence& fact : facts) {
+    if (!fact.is_step() || !TorchArchive::is_tensor(fact.value)) continue;
+    if (!storages.insert(optim.archive.info(fact.value).storage_key).second) return true;
+  }
+  return false;
+}
+
+// The step that the optimizer counts at the step of a model-states file: in old releases one of two
+// numbers. Doubles, since the file may hold any number.
 struct ModelStep {
   double counted;
   double most;
@@ -120,8 +139,7 @@ struct ModelStep {
   bool is(double step) const { return step == counted || step == most; }
 };
 
-std::optional<ModelStep> step_of_model(const CheckpointDraft& draft) {
-  const Shard& model = draft.model_shards.front();
+std::optional<ModelStep> step_of_model(const CheckpointDraft& draft, const Shard& model) {
   const Fields fields(model, model.archive.root());
   const auto global = fields.integer_if_any(keys::kGlobalSteps);
   // ZenFlow steps at intervals of its own.
@@ -129,6 +147,12 @@ std::optional<ModelStep> step_of_model(const CheckpointDraft& draft) {
   const double counted =
       static_cast<double>(*global) -
       static_cast<double>(fields.integer_if_any(keys::kSkippedSteps).value_or(0));
+  if (draft.optim_shards.empty()) {
+    // Wrappers of 16 bit step with zero gradients before the training.
+    const auto& engine = draft.run_config.engine;
+    const bool wrapped = !engine || engine->precision != Precision::fp32;
+    return ModelStep{counted, counted + (wrapped ? 1 : 0)};
+  }
   const auto release = release_of(fields.text(keys::kDsVersion));
   const int64_t times =
       is_before(release, kStepOfGroup) ? sub_groups_of(draft.optim_shards.front()) : 1;
@@ -136,72 +160,72 @@ std::optional<ModelStep> step_of_model(const CheckpointDraft& draft) {
                                 static_cast<double>(times)};
 }
 
-// Optimizer-states files by the steps that they hold: indices of draft.optim_shards.
-using FilesOfSteps = std::map<double, std::vector<size_t>>;
+// Files of one kind by the steps that they hold.
+using FilesOfSteps = std::map<double, std::vector<Shard*>>;
 
-FilesOfSteps files_of_steps(const CheckpointDraft& draft, std::string_view state_key) {
+FilesOfSteps optim_files_of_steps(CheckpointDraft& draft, std::string_view state_key) {
   FilesOfSteps files;
-  for (size_t i = 0; i < draft.optim_shards.size(); ++i) {
-    if (draft.optim_shards[i].lost) continue;
-    const std::vector<Evidence> facts = evidence(draft.optim_shards[i], state_key);
+  for (Shard& shard : draft.optim_shards) {
+    if (shard.lost) continue;
+    const std::vector<Evidence> facts = evidence(shard, state_key);
     const Evidence* const step = first_step(facts);
-    if (step != nullptr && !std::isnan(*step->number)) files[*step->number].push_back(i);
+    if (step != nullptr && !std::isnan(*step->number)) files[*step->number].push_back(&shard);
+  }
+  return files;
+}
+
+FilesOfSteps model_files_of_steps(CheckpointDraft& draft) {
+  FilesOfSteps files;
+  for (Shard& shard : draft.model_shards) {
+    if (shard.lost) continue;
+    if (const auto step = step_of_model(draft, shard)) files[step->counted].push_back(&shard);
   }
   return files;
 }
 
 // "\n  step 4: a.pt, b.pt and 6 more"
-std::string files_by_step(const CheckpointDraft& draft, const FilesOfSteps& files) {
+std::string lines_of(const FilesOfSteps& files) {
   constexpr size_t kShown = 4;
   std::string text;
-  for (const auto& [step, indices] : files) {
+  for (const auto& [step, shards] : files) {
     text += "\n  step " + step_text(step) + ": ";
-    for (size_t i = 0; i < std::min(indices.size(), kShown); ++i) {
-      text += (i == 0 ? "" : ", ") + draft.optim_shards[indices[i]].name.file_name();
+    for (size_t i = 0; i < std::min(shards.size(), kShown); ++i) {
+      text += (i == 0 ? "" : ", ") + shards[i]->name.file_name();
     }
-    if (indices.size() > kShown)
-      text += " and " + std::to_string(indices.size() - kShown) + " more";
-  }
-  if (const auto model = step_of_model(draft)) {
-    text += "\n  step " + step_text(model->counted) + ": " +
-            draft.model_shards.front().name.file_name();
+    if (shards.size() > kShown) text += " and " + std::to_string(shards.size() - kShown) + " more";
   }
   return text;
 }
 
-// The step of the model-states file, if every mp rank has a file of it.
-std::optional<double> step_of_right_files(const CheckpointDraft& draft, const FilesOfSteps& files) {
-  const auto model = step_of_model(draft);
-  if (!model) return std::nullopt;
-  const auto right = std::find_if(files.begin(), files.end(),
-                                  [&](const auto& entry) { return model->is(entry.first); });
-  if (right == files.end()) return std::nullopt;
-  std::set<uint32_t> all;
-  std::set<uint32_t> left;
-  for (const Shard& shard : draft.optim_shards) all.insert(shard.name.mp_rank);
-  for (const size_t i : right->second) left.insert(draft.optim_shards[i].name.mp_rank);
-  if (left.size() < all.size()) return std::nullopt;
-  return right->first;
+// The entry of `files` whose step the files of the other kind hold too; else the end. Every mp rank
+// must have a file of it.
+FilesOfSteps::const_iterator right_files(const CheckpointDraft& draft, const FilesOfSteps& files,
+                                         const FilesOfSteps& others) {
+  return std::find_if(files.begin(), files.end(), [&](const auto& entry) {
+    const bool is_model = entry.second.front()->name.kind != ShardName::Kind::optim_states;
+    const bool agrees = std::any_of(others.begin(), others.end(), [&](const auto& other) {
+      const auto model = step_of_model(draft, *(is_model ? entry.second : other.second).front());
+      return model && model->is(is_model ? other.first : entry.first);
+    });
+    std::set<uint32_t> left;
+    for (const Shard* shard : entry.second) left.insert(shard->name.mp_rank);
+    return agrees && left.size() == draft.mp_ranks;
+  });
 }
 
-// Treats files of other steps as lost. False if there is none.
-bool lose_other_steps(CheckpointDraft& draft, const FilesOfSteps& files) {
-  const auto right = step_of_right_files(draft, files);
-  if (!right) return false;
+// Treats files of other steps as lost.
+void lose_other_steps(CheckpointDraft& draft, const FilesOfSteps& files,
+                      FilesOfSteps::const_iterator right) {
   std::map<uint32_t, const Shard*> of_mp_rank;
-  for (const size_t i : files.at(*right)) {
-    of_mp_rank.emplace(draft.optim_shards[i].name.mp_rank, &draft.optim_shards[i]);
-  }
-  for (const auto& [step, indices] : files) {
-    if (step == *right) continue;
-    for (const size_t i : indices) {
-      Shard& shard = draft.optim_shards[i];
-      shard = stand_in(
-          draft, shard.name, *of_mp_rank.at(shard.name.mp_rank),
-          "is of step " + step_text(step) + ", the checkpoint of step " + step_text(*right));
+  for (const Shard* shard : right->second) of_mp_rank.emplace(shard->name.mp_rank, shard);
+  for (const auto& [step, shards] : files) {
+    if (step == right->first) continue;
+    for (Shard* shard : shards) {
+      *shard = stand_in(
+          draft, shard->name, *of_mp_rank.at(shard->name.mp_rank),
+          "is of step " + step_text(step) + ", the checkpoint of step " + step_text(right->first));
     }
   }
-  return true;
 }
 
 // True if the optimizer's learning rates, which have moved, are those that the schedule in the
@@ -227,30 +251,49 @@ bool has_rates_of(const Shard& model, const std::vector<Evidence>& facts) {
   return have_moved;
 }
 
-void check_step_of_model(CheckpointDraft& draft, std::string_view state_key) {
-  const auto expected = step_of_model(draft);
+// Only the steps reveal two mixed saves in fp32 and at stage 3. In other runs `verify` compares the
+// weights with their masters too.
+void check_step_of_model(CheckpointDraft& draft, const Shard& optim, std::string_view state_key) {
+  const auto of_mp_rank =
+      std::find_if(draft.model_shards.begin(), draft.model_shards.end(),
+                   [&](const Shard& shard) { return shard.name.mp_rank == optim.name.mp_rank; });
+  const Shard& model = *of_mp_rank;
+  const auto expected = step_of_model(draft, model);
   if (!expected) return;
-  const Shard& optim = draft.optim_shards.front();
-  const Shard& model = draft.model_shards.front();
   const std::vector<Evidence> facts = evidence(optim, state_key);
-  const auto other = std::find_if(facts.begin(), facts.end(), [&](const Evidence& fact) {
-    return fact.is_step() && !expected->is(*fact.number);
-  });
-  if (other == facts.end()) return;
+  // A parameter that was not always used has fewer steps.
+  const Evidence* other = nullptr;
+  for (const Evidence& fact : facts) {
+    if (!fact.is_step() || std::isnan(*fact.number)) continue;
+    if (other == nullptr || *fact.number > *other->number) other = &fact;
+  }
+  if (other == nullptr || expected->is(*other->number)) return;
+  const bool is_later = *other->number > expected->counted;
+  const bool may_run_ahead = is_later && shares_step(optim, facts);
+  const bool told = !is_later && has_rates_of(model, facts);
   const auto& engine = draft.run_config.engine;
-  // Where DeepSpeed loads universal checkpoints at stage 3, sub-groups share one step, which then
-  // runs ahead.
-  const bool may_run_ahead = *other->number > expected->counted && sub_groups_of(optim) > 1;
-  if (engine && engine->precision == Precision::fp32 && !may_run_ahead &&
-      !draft.options.allow_missing && !has_rates_of(model, facts)) {
-    throw InconsistentError(optim.where(other->name),
-                            "is " + step_text(*other->number) + ", but " + model.display +
-                                " is of step " + step_text(expected->counted) +
-                                ": they are not of one save, or the optimizer was started afresh");
+  const InconsistentError error(optim.where(other->name),
+                                "is " + step_text(*other->number) + ", but " + model.display +
+                                    " is of step " + step_text(expected->counted) +
+                                    ": they are not of one save" +
+                                    (is_later ? "" : ", or the optimizer was started afresh"));
+  if (engine && engine->precision == Precision::fp32 && !may_run_ahead && !told) {
+    if (!draft.options.allow_missing || draft.optim_shards.empty()) throw error;
+    for (Shard& shard : draft.model_shards) {
+      if (shard.lost) continue;
+      shard = stand_in(draft, shard.name, shard,
+                       "is of step " + step_text(expected->counted) +
+                           ", the optimizer's files of step " + step_text(*other->number));
+    }
+  } else if (!may_run_ahead && !told) {
+    draft.doubts.push_back(error);
   }
   draft.notes.push_back(model.display + " is of step " + step_text(expected->counted) + ", but " +
                         optim.display + " has " + other->name + " = " + step_text(*other->number) +
-                        ": if the optimizer was not started afresh, they are not of one save");
+                        (is_later
+                             ? ": they are not of one save"
+                             : ": if the optimizer was not started afresh, they are not of one "
+                               "save"));
 }
 
 // How a rank's file differs from that of another one.
@@ -300,23 +343,51 @@ std::optional<Difference> first_difference(CheckpointDraft& draft, std::string_v
   return std::nullopt;
 }
 
+// The first difference of two model-states files in what one save has in all of them.
+std::optional<Difference> first_model_difference(const CheckpointDraft& draft) {
+  const Shard* reference = nullptr;
+  for (const Shard& shard : draft.model_shards) {
+    if (shard.lost) continue;
+    if (reference == nullptr) reference = &shard;
+    const std::string key = other_save_key(shard.archive.root(), reference->archive.root());
+    if (key.empty()) continue;
+    return Difference{shard.where(key), "differs from that in " + reference->display +
+                                            ": the ranks were not saved at the same step"};
+  }
+  return std::nullopt;
+}
+
+// Leaves out the files of other steps if it may be; else throws.
+void mend(CheckpointDraft& draft, const Difference& difference, const FilesOfSteps& files,
+          const FilesOfSteps& others) {
+  if (files.size() < 2) throw InconsistentError(difference.where, difference.text);
+  const auto right = right_files(draft, files, others);
+  if (draft.options.allow_missing && right != files.end()) {
+    return lose_other_steps(draft, files, right);
+  }
+  InconsistentError error(difference.where, difference.text + lines_of(files) + lines_of(others));
+  if (right != files.end()) throw error;
+  throw std::move(error).with_hint(cure_of(draft.folder, std::nullopt, false));
+}
+
 }  // namespace
 
 void check_steps(CheckpointDraft& draft, std::string_view state_key) {
   look_up_steps(draft, state_key);
+  while (const auto difference = first_model_difference(draft)) {
+    mend(draft, *difference, model_files_of_steps(draft), optim_files_of_steps(draft, state_key));
+  }
   const size_t notes = draft.notes.size();
   while (const auto difference = first_difference(draft, state_key)) {
-    const FilesOfSteps files = files_of_steps(draft, state_key);
-    if (files.size() < 2) throw InconsistentError(difference->where, difference->text);
-    if (draft.options.allow_missing && lose_other_steps(draft, files)) {
-      draft.notes.resize(notes);
-      continue;
-    }
-    InconsistentError error(difference->where, difference->text + files_by_step(draft, files));
-    if (step_of_right_files(draft, files)) throw error;
-    throw std::move(error).with_hint(cure_of(draft.folder, std::nullopt, false));
+    mend(draft, *difference, optim_files_of_steps(draft, state_key), model_files_of_steps(draft));
+    draft.notes.resize(notes);
   }
-  check_step_of_model(draft, state_key);
+  if (!draft.optim_shards.empty()) {
+    return check_step_of_model(draft, draft.optim_shards.front(), state_key);
+  }
+  for (const Shard& shard : draft.module_shards) {
+    if (shard.name.kind == ShardName::Kind::expert_optim) check_step_of_model(draft, shard, {});
+  }
 }
 
 }  // namespace dsckpt

@@ -216,8 +216,11 @@ class Zero0Reader {
     if (const auto dp = first.fields.integer_if_any(keys::kDpWorldSize); dp && *dp > 0) {
       facts.mesh.dp = static_cast<uint32_t>(*dp);
     }
+    const bool has_layers = draft_.folder.has(ShardName::Kind::layer);
+    if (!has_layers) open_experts();
+    check_steps(draft_, {});
     for (const ModelStates& model : models_) check_same_save(model, first);
-    if (draft_.folder.has(ShardName::Kind::layer)) {
+    if (has_layers) {
       for (const ModelStates& model : models_) worlds_.push_back({&model, {}, {}});
       if (are_stages_named()) {
         read_named_stages();
@@ -225,7 +228,6 @@ class Zero0Reader {
         read_pipeline();
       }
     } else {
-      open_experts();
       for (const ModelStates& model : models_) read_rank(model);
     }
     if (draft_.options.optimizer_states && first.fields.has(keys::kOptimizer)) {

@@ -508,7 +508,8 @@ void read_zero3(CheckpointDraft& draft) {
     // Buffers are whole in every rank's file.
     const auto readable = std::find_if(ranks.begin(), ranks.end(),
                                        [](const RankModel& model) { return !model.shard->lost; });
-    World& world = worlds.emplace_back(World{readable->states, reader.read(), cut_frozen(ranks)});
+    const RankModel& of_buffers = readable == ranks.end() ? ranks.front() : *readable;
+    World& world = worlds.emplace_back(World{of_buffers.states, reader.read(), cut_frozen(ranks)});
     const Shard& of_world = *optim.front();
     world.facts = draft.facts;
     world.wrapper_state = wrapper_state(of_world);

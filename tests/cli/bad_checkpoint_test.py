@@ -706,9 +706,17 @@ class MixedUpTest(CliTest):
                 done = self.tool("ckpt-inspect", "verify", scratch.folder)
                 self.assertEqual(done.returncode, 1, done.stderr)
                 self.assertIn(f"is of step {was + 2}", done.stdout)
-                done = self.zero_to_fp32(scratch.folder, self.new_path(), "--allow-missing")
-                self.assertEqual(done.returncode, 0, done.stderr)
-                self.assertIn("not of one save", done.stderr)
+                # The masters are of one step; buffers and frozen parameters are of a different one.
+                out = self.new_path()
+                done = self.zero_to_fp32(scratch.folder, out, "--allow-missing", "--safe-serialization", "--json")
+                # This case has only masters.
+                self.assertEqual(done.returncode, 0 if "elastic" in name else 1, done.stderr)
+                data = json.loads(done.stdout)["data"]
+                self.assertRegex(data["lost_files"][0]["why"], f"is of step {was + 2}, the optimizer's files of step {was}")
+                left = torch_files.load_file(out / "model.safetensors")
+                self.assertEqual(bool(data["incomplete"]), done.returncode == 1)
+                for tensor, value in left.items():
+                    self.assertTrue(torch_files.same_bits(value, scratch.case.truth()[tensor]), tensor)
 
     def test_an_optimizer_that_was_started_afresh_is_told_by_its_learning_rate(self):
         for rate, refused in [(0.25, False), (0.5, True)]:
@@ -724,6 +732,42 @@ class MixedUpTest(CliTest):
             done = self.zero_to_fp32(scratch.folder, self.new_path())
             self.assertEqual(done.returncode, 3 if refused else 0, done.stderr)
             self.assertIn("they are not of one save", done.stderr)
+
+    def test_an_optimizer_ahead_of_the_model_is_told_at_every_stage_and_by_verify(self):
+        for name, status in [("z3_fp32_w3", 3), (Z3, 3), ("z3_bf16_w2", 0), ("z3_fp16_w2", 0)]:
+            for change in (-2, 2):
+                with self.subTest(case=name, change=change):
+                    scratch = self.scratch(name)
+                    for path in scratch.tag.glob("*model_states.pt"):
+                        with edited(path) as state:
+                            state["global_steps"] += change
+                    done = self.zero_to_fp32(scratch.folder, self.new_path())
+                    self.assertEqual(done.returncode, status, done.stderr)
+                    self.assertIn("not of one save", done.stderr)
+                    done = self.tool("ckpt-inspect", "verify", scratch.folder)
+                    self.assertEqual(done.returncode, 1, done.stdout)
+                    self.assertIn("not of one save", done.stdout)
+
+    def test_model_files_of_different_mp_ranks_and_steps_are_told(self):
+        scratch = self.scratch("autotp2_dp2_z1_fp32")
+        with edited(scratch.tag / "mp_rank_01_model_states.pt") as state:
+            state["global_steps"] = 9
+        for tool, *options in [("zero-to-fp32",), ("reshard", "--dp=1"), ("to-universal",), ("to-dcp", "--dp=1")]:
+            done = self.tool(tool, scratch.folder, self.new_path() / "o", *options)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("step 9: mp_rank_01_model_states.pt", done.stderr)
+
+    def test_optimizers_of_experts_of_another_step_are_told(self):
+        scratch = self.scratch("moe_ep2_dp2_z0_fp32")
+        for path in scratch.tag.glob("expp_*_optim_states.pt"):
+            with edited(path) as state:
+                for each in state["optimizer"]["state"].values():
+                    each["step"] += 6
+        for tool, *options in [("zero-to-fp32", "--states"), ("to-universal",)]:
+            done = self.tool(tool, scratch.folder, self.new_path() / "o", *options)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("not of one save", done.stderr)
+        self.assertEqual(self.tool("ckpt-inspect", "verify", scratch.folder).returncode, 1)
 
     def test_model_files_of_different_steps_are_told(self):
         for key, value in [("global_steps", 4), ("skipped_steps", 1), ("global_samples", 1), ("ds_version", "0.1"),

@@ -349,6 +349,7 @@ void open_checkpoint(Verification& v) {
   try {
     v.checkpoint =
         std::make_unique<Checkpoint>(Checkpoint::open(v.inputs, v.folder, checkpoint_options(v)));
+    for (const Error& doubt : v.checkpoint->doubts()) v.add(check_of(doubt), doubt);
     return;
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::interrupted || error.kind() == ErrorKind::usage) throw;
