@@ -210,6 +210,18 @@ Value model_in(const TorchArchive& archive, const std::string& display,
   return model.dict;
 }
 
+// Tensors that no state_dict calls so: one without any name, and those of a module itself.
+void refuse_no_name(const std::string& path, const std::string& display) {
+  const std::string dotted = "." + path;
+  const bool of_module =
+      dotted.find("._parameters.") != dotted.npos || dotted.find("._buffers.") != dotted.npos;
+  if (!path.empty() && !of_module) return;
+  throw UnsupportedError({.file = display},
+                         of_module ? "is a module, saved as a whole, and not its state_dict"
+                                   : "is a tensor without a name, and not a model's state_dict")
+      .with_hint("save the names and tensors: torch.save(model.state_dict(), FILE)");
+}
+
 }  // namespace
 
 std::map<std::string, std::string> metadata_of(const std::vector<WeightsFile>& files) {
@@ -247,7 +259,8 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
     if (!missing.empty() && !options.allow_missing) {
       throw InconsistentError({.file = index_path.string()},
                               "names files that are missing: " + missing)
-          .with_hint("fetch these again, or read the other files alone with --allow-missing");
+          .with_hint(
+              "fetch these again, or read the other files alone with zero-to-fp32 --allow-missing");
     }
   }
   if (options.of_model || !root.empty()) {
@@ -258,7 +271,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
       throw InconsistentError({.file = path.string()},
                               counted(names.size(), "file") + (names.size() == 1 ? " is" : " are") +
                                   " missing by the names of the others:" + listed(names))
-          .with_hint("--allow-missing reads the others alone");
+          .with_hint("zero-to-fp32 --allow-missing reads the others alone");
     }
     paths.insert(paths.end(), missing.begin(), missing.end());
   }
@@ -294,6 +307,11 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
                          std::string alias_of) -> const std::string& {  // its name, until the next
       // {"a": {"b": x}, "a.b": y} is a whole file, though both are a.b.
       const uint64_t times = ++in_file[name];
+      if (options.of_model && times > 1) {
+        throw UnsupportedError({.file = display, .tensor = name},
+                               "is the name of two tensors, whose keys differ in the file")
+            .with_hint("save one dict of names and tensors: torch.save(model.state_dict(), FILE)");
+      }
       if (times > 1) name += " #" + std::to_string(times);
       const auto [at, is_new] = file_of.emplace(name, ids.size() - 1);
       if (!is_new) {
@@ -334,6 +352,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
       }
       for (const FoundTensor& found : all.tensors) {
         if (found.is_piece) continue;
+        if (options.of_model) refuse_no_name(found.path, display);
         const TensorInfo info =
             in_context({.tensor = found.path}, [&] { return file.archive->info(found.value); });
         std::string* first = nullptr;  // the name of the first such view
@@ -396,6 +415,25 @@ bool has_state(Folders& folders, const fs::path& folder, Beside beside) {
   });
 }
 
+// Weights and the shards of tags beside them, without a `latest` that would prefer these.
+void refuse_tags_beside(Folders& folders, const fs::path& folder) {
+  std::vector<fs::path> found;
+  for (const fs::path& child : folders[folder].folders) {
+    if (child.filename().string().starts_with(".")) continue;
+    for (const SavedState& state : states_in(folders, child)) {
+      if (state.folder == child && state.kind == StateKind::zero) found.push_back(child);
+    }
+  }
+  if (found.empty()) return;
+  const fs::path weights = find_weights(folders, folder).front();
+  std::vector<std::string> lines{weights.filename().string()};
+  for (const fs::path& tag : found) lines.push_back(tag.filename().string());
+  throw InconsistentError({.file = folder.string()},
+                          "holds weights and shards, and no `latest`:" + listed(lines))
+      .with_hint("give one of them: " + shell_word(weights.string()) + " or " +
+                 shell_word(found.back().string()));
+}
+
 // True if a file is one rank's part of tensors.
 bool is_rank_file(const fs::path& path) {
   const auto name = parse_rank_name(content_path(path).filename().string());
@@ -406,9 +444,12 @@ bool is_rank_file(const fs::path& path) {
 
 bool holds_only_weights(Folders& folders, const fs::path& path, const std::string& tag,
                         Beside beside) {
-  return tag.empty() && !is_latest(path) && !is_stored(path / "latest") &&
-         !is_stored(path / "latest_universal") && Weights::probe(folders, path) &&
-         !has_state(folders, path, beside);
+  const bool only = tag.empty() && !is_latest(path) && !is_stored(path / "latest") &&
+                    !is_stored(path / "latest_universal") && Weights::probe(folders, path) &&
+                    !has_state(folders, path, beside);
+  std::error_code failed;
+  if (only && fs::is_directory(path, failed)) refuse_tags_beside(folders, path);
+  return only;
 }
 
 bool is_weights_input(Folders& folders, const fs::path& path, const std::string& tag,

@@ -41,7 +41,8 @@ enum class Beside : uint8_t {
   optimizer,  // an optimizer's file too (StateKind::training), for who wants its states
 };
 // True if `path` is not a checkpoint but weights: a file, or a folder with weights and no other
-// part of a checkpoint. With a tag it is a checkpoint.
+// part of a checkpoint. With a tag it is a checkpoint. Throws InconsistentError that lists them for
+// a folder with weights, folders of shards and no `latest`.
 bool holds_only_weights(Folders& folders, const std::filesystem::path& path, const std::string& tag,
                         Beside beside);
 // The same where a checkpoint is expected: a file must have a name that weights have, and shards

@@ -58,6 +58,20 @@ class SavedStatesTest(CliTest):
                 self.check(scene, scene.folder.parent)
             shutil.rmtree(scene.folder.parent)
 
+    def test_weights_beside_shards_without_latest_are_two_answers(self):
+        scratch = self.scratch("z2_bf16_w2")
+        (scratch.folder / "latest").unlink()
+        torch_files.save_file({"a": torch_files.zeros(2)}, scratch.folder / "model.safetensors")
+        for tool, *arguments in [("zero-to-fp32", scratch.folder, self.new_path()),
+                                 ("to-universal", scratch.folder, self.new_path() / "u"),
+                                 ("ckpt-inspect", scratch.folder), ("ckpt-inspect", "verify", scratch.folder)]:
+            done = run_tool(tool, *arguments)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            for text in ("model.safetensors", scratch.tag.name, "give one of them"):
+                self.assertIn(text, done.stderr)
+        for path in (scratch.tag, scratch.folder / "model.safetensors"):
+            self.assertEqual(run_tool("zero-to-fp32", path, self.new_path()).returncode, 0)
+
 
 if __name__ == "__main__":
     cli_common.main()

@@ -94,6 +94,19 @@ class TrainingFileTest(CliTest):
                 folder.mkdir()
                 shutil.copy(shard, folder / BIN)
                 self.assert_refused_with(folder, "a shard of DeepSpeed")
+                done = self.tool("ckpt-inspect", "verify", folder)
+                self.assertEqual(done.returncode, 1, done.stdout)
+                self.assertIn("a shard of DeepSpeed", done.stdout)
+
+    def test_names_that_no_state_dict_has_are_refused(self):
+        module = {"_parameters": {"weight": numbers(2)}, "_buffers": {}, "_modules": {}}
+        for name, value, said in (("module", module, "a module, saved as a whole"),
+                                  ("nested", {"_modules": {"a": module}, "_parameters": {}}, "a module, saved as a whole"),
+                                  ("keys", {"1": numbers(2), 1: numbers(2, first=5)}, "the name of two tensors"),
+                                  ("dots", {"a.b": numbers(2), "a": {"b": numbers(3)}}, "the name of two tensors"),
+                                  ("bare", numbers(2), "a tensor without a name")):
+            with self.subTest(name=name):
+                self.assert_refused_with(self.saved(value, BIN), said, "torch.save(model.state_dict(), FILE)")
 
 
 class NumberedFilesTest(CliTest):

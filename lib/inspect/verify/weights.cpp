@@ -13,6 +13,7 @@
 #include "base/keyed_hash.h"
 #include "base/text.h"
 #include "format/tensors_in.h"
+#include "format/training_file.h"
 #include "inspect/verify/verification.h"
 
 namespace dsckpt {
@@ -90,6 +91,12 @@ class WeightsCheck {
         }
       }
       if (!file.usable() || !file.shard) continue;
+      const std::string_view kind = shard_by_keys(file.shard->archive.root());
+      if (!kind.empty() && is_weights_name(file.path)) {
+        v_.add(Check::layout, file, "",
+               "is by its keys a shard of DeepSpeed (" + std::string(kind) + "), not weights");
+        continue;
+      }
       std::set<std::tuple<std::string, int64_t, Shape>> views;
       for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
         const auto info = if_supported([&] { return file.shard->archive.info(found.value); });
