@@ -110,8 +110,12 @@ void check_alone(const Place& place, const fs::path& output) {
 
 Place::Input input_of(const Checkpoint& checkpoint) {
   const CheckpointFacts& facts = checkpoint.facts();
-  const fs::path& path = checkpoint.tag_folder();
+  const TagFolder& folder = checkpoint.folder();
   std::error_code failed;
+  // A file that holds everything, and was given as such, may lie among anything else.
+  const bool is_one_file = folder.training.weights == folder.training.optimizer &&
+                           fs::is_regular_file(folder.named, failed);
+  const fs::path& path = is_one_file ? folder.named : checkpoint.tag_folder();
   std::string what = fs::is_directory(path, failed) ? "the folder of " : "the file of ";
   what += facts.is_universal()   ? "the universal checkpoint"
           : facts.from_weights() ? "the weights"

@@ -108,6 +108,12 @@ class TrainingFileTest(CliTest):
             with self.subTest(name=name):
                 self.assert_refused_with(self.saved(value, BIN), said, "torch.save(model.state_dict(), FILE)")
 
+    def test_an_output_may_lie_beside_the_file_that_has_everything(self):
+        path = self.saved({"model": self.model, "optimizer": adam(self.shapes)}, "last.ckpt")
+        done = self.tool("zero-to-fp32", path, self.folder / "out")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.tool("zero-to-fp32", path, path).returncode, 2)
+
 
 class NumberedFilesTest(CliTest):
 
