@@ -757,6 +757,18 @@ class MixedUpTest(CliTest):
             self.assertEqual(done.returncode, 3, done.stderr)
             self.assertIn("step 9: mp_rank_01_model_states.pt", done.stderr)
 
+    def test_a_model_file_of_another_step_at_stage_3_can_be_left_out(self):
+        scratch = self.scratch(Z3_W3)
+        with edited(scratch.model(1)) as state:
+            was = state["global_steps"]
+            state["global_steps"] = was + 6
+        error = self.assert_refused(scratch.folder, 3, "same step")
+        self.assertIn(f"step {was + 6}: {scratch.model(1).name}\n", error["message"])
+        self.assertIn("--allow-missing", error["hint"])
+        done = self.zero_to_fp32(scratch.folder, self.new_path(), "--allow-missing", "--json")
+        lost, = json.loads(done.stdout)["data"]["lost_files"]
+        self.assertEqual(lost["why"], f"is of step {was + 6}, the checkpoint of step {was}")
+
     def test_optimizers_of_experts_of_another_step_are_told(self):
         scratch = self.scratch("moe_ep2_dp2_z0_fp32")
         for path in scratch.tag.glob("expp_*_optim_states.pt"):
