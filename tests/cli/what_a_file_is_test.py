@@ -100,8 +100,9 @@ class TrainingFileTest(CliTest):
 
     def test_names_that_no_state_dict_has_are_refused(self):
         module = {"_parameters": {"weight": numbers(2)}, "_buffers": {}, "_modules": {}}
+        nested = {"_modules": {"a": module}, "_parameters": {}}
         for name, value, said in (("module", module, "a module, saved as a whole"),
-                                  ("nested", {"_modules": {"a": module}, "_parameters": {}}, "a module, saved as a whole"),
+                                  ("nested", nested, "a module, saved as a whole"),
                                   ("keys", {"1": numbers(2), 1: numbers(2, first=5)}, "the name of two tensors"),
                                   ("dots", {"a.b": numbers(2), "a": {"b": numbers(3)}}, "the name of two tensors"),
                                   ("bare", numbers(2), "a tensor without a name")):
