@@ -309,6 +309,11 @@ void refuse_foreign_options(const CheckpointDraft& draft, const std::string& wha
   }
 }
 
+UsageError no_such_model(const std::string& name, const std::string& display) {
+  return UsageError("--model: no model is called '" + name + "': " + display +
+                    " holds one, without a name");
+}
+
 const KeyedDict& chosen_model(const std::string& name, const TrainingFile& file,
                               const std::string& display) {
   std::vector<std::string> names;
@@ -317,6 +322,7 @@ const KeyedDict& chosen_model(const std::string& name, const TrainingFile& file,
     names.push_back(model.key);
   }
   if (names.empty()) throw InconsistentError({.file = display}, "has no tensors of a model");
+  if (names == std::vector<std::string>{""} && !name.empty()) throw no_such_model(name, display);
   if (!name.empty()) {
     throw UsageError("--model: no model in " + display + " is called '" + name + "', but " +
                      some_of(names));

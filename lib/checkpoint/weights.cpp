@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "base/keyed_hash.h"
 #include "base/text.h"
+#include "checkpoint/find/choose.h"
 #include "checkpoint/find/folders.h"
 #include "checkpoint/find/rank_name.h"
 #include "checkpoint/find/saved_states.h"
@@ -39,16 +40,6 @@ constexpr std::array kStems = {"model", "pytorch_model", "adapter_model",
 constexpr std::array kSuffixes = {".safetensors", ".bin"};
 // torch/distributed/checkpoint/_hf_utils.py SHARDED_FILE_NAME
 constexpr std::string_view kShardFront = "shard-";
-
-std::vector<fs::path> ending_with(const ListedFolder& folder, std::string_view suffix) {
-  std::vector<fs::path> found;
-  for (const auto* paths : {&folder.files, &folder.folders}) {  // a folder is no file, and says so
-    std::copy_if(paths->begin(), paths->end(), std::back_inserter(found),
-                 [&](const fs::path& path) { return path.native().ends_with(suffix); });
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
 
 // "model-00001-of-00003.safetensors": what stands before and behind the number, it, and how many.
 struct NumberedName {
@@ -116,27 +107,191 @@ std::vector<fs::path> missing_siblings(const std::vector<fs::path>& paths) {
   return {missing.begin(), missing.end()};
 }
 
-std::vector<fs::path> find_weights(Folders& folders, const fs::path& folder) {
-  for (const char* stem : kStems) {
-    for (const char* suffix : kSuffixes) {
-      const fs::path file = folder / (std::string(stem) + suffix);
-      if (is_stored(file)) return {file};
-      const fs::path index = file.string() + std::string(kIndexSuffix);
-      if (is_stored(index)) return {index};
+namespace {
+
+// The files of one model, in one form.
+struct WeightsSet {
+  std::string stem = {};    // "model" of "model-00001-of-00003.safetensors"
+  std::string ending = {};  // ".safetensors"
+  bool is_split = false;
+  std::optional<fs::path> index = {};
+  std::vector<fs::path> files = {};
+  std::string name = {};  // for --model
+
+  fs::path first() const { return index ? *index : files.front(); }
+};
+
+// Its stem, ending and form; nullopt for any other file.
+std::optional<WeightsSet> set_of(const fs::path& path) {
+  std::string name = path.filename().string();
+  WeightsSet set;
+  if (parse_shard_name(name) || !is_weights_name(path)) return std::nullopt;
+  if (const auto rank = parse_rank_name(name); rank && rank->ranks) return std::nullopt;
+  if (is_weights_index(path)) {
+    set.is_split = true;
+    set.index = path;
+    name.resize(name.size() - kIndexSuffix.size());
+  }
+  if (const auto numbered = numbered_name(name)) {
+    set.is_split = true;
+    const size_t end = numbered->front.find_last_not_of("-_.");
+    name = numbered->front.substr(0, end == name.npos ? 0 : end + 1) +
+           fs::path(name).extension().string();
+  }
+  set.ending = fs::path(name).extension().string();
+  set.stem = fs::path(name).stem().string();
+  if (std::find(kSuffixes.begin(), kSuffixes.end(), set.ending) == kSuffixes.end()) {
+    return std::nullopt;
+  }
+  return set;
+}
+
+// Files whose names frameworks give to the same model in another form: Mistral's, Accelerate's.
+constexpr std::array kSameModel = {"model", "pytorch_model", "consolidated", "pytorch_model_fsdp"};
+constexpr std::array kVariants = {".fp16", ".bf16", ".fp32"};  // of diffusers
+
+std::string without_variant(const std::string& stem) {
+  for (const std::string_view variant : kVariants) {
+    if (stem.ends_with(variant)) return stem.substr(0, stem.size() - variant.size());
+  }
+  return stem;
+}
+
+// The same for forms of one model.
+std::string family_of(const WeightsSet& set) {
+  const std::string stem = without_variant(set.stem);
+  const bool is_model = std::find(kSameModel.begin(), kSameModel.end(), stem) != kSameModel.end();
+  return is_model ? kSameModel.front() : stem;
+}
+
+bool is_known(const WeightsSet& set) {
+  return set.index || std::find(kStems.begin(), kStems.end(), set.stem) != kStems.end();
+}
+
+// Transformers' order.
+auto place_of(const WeightsSet& set) {
+  const auto stem = std::find(kStems.begin(), kStems.end(), without_variant(set.stem));
+  const auto ending = std::find(kSuffixes.begin(), kSuffixes.end(), set.ending);
+  return std::tuple(stem - kStems.begin(), set.stem.size(), ending - kSuffixes.begin(),
+                    set.is_split, set.stem);
+}
+
+// Takes the files that indices name out of the other sets. An index of files that are not there is
+// none beside other weights. One that cannot be read is the only set: its error is the answer.
+void take_named(const fs::path& folder, std::vector<WeightsSet>& sets) {
+  std::set<fs::path> named;
+  const size_t count = sets.size();
+  std::erase_if(sets, [&](WeightsSet& set) {
+    if (!set.index || count == 1) return false;
+    bool has_some = false;
+    for (const auto& [tensor, file] : read_weights_index(*set.index).files) {
+      named.insert(folder / file);
+      has_some = has_some || is_stored(folder / file);
+    }
+    return !has_some;
+  });
+  std::erase_if(sets, [&](WeightsSet& set) {
+    if (set.index) return false;
+    std::erase_if(set.files, [&](const fs::path& file) { return named.contains(file); });
+    return set.files.empty();
+  });
+}
+
+std::vector<WeightsSet> weights_sets(Folders& folders, const fs::path& folder) {
+  std::map<std::tuple<std::string, std::string, bool>, WeightsSet> found;
+  const ListedFolder& listed = folders[folder];
+  for (const auto* paths : {&listed.files, &listed.folders}) {  // a folder is no file, and says so
+    for (const fs::path& path : *paths) {
+      const auto own = set_of(path);
+      if (!own) continue;
+      WeightsSet& set =
+          found.try_emplace({own->stem, own->ending, own->is_split}, *own).first->second;
+      if (own->index) set.index = own->index;
+      if (!own->index) set.files.push_back(path);
     }
   }
-  const ListedFolder& listed = folders[folder];
-  if (std::vector<fs::path> indices = ending_with(listed, kIndexSuffix); indices.size() == 1) {
-    return indices;
+  std::vector<WeightsSet> sets;
+  for (auto& [key, set] : found) sets.push_back(std::move(set));
+  std::sort(sets.begin(), sets.end(),
+            [](const WeightsSet& a, const WeightsSet& b) { return place_of(a) < place_of(b); });
+  take_named(folder, sets);
+  for (WeightsSet& set : sets) {
+    set.name = set.stem;
+    const auto same = std::count_if(
+        sets.begin(), sets.end(), [&](const WeightsSet& other) { return other.stem == set.stem; });
+    if (same > 1) set.name = set.first().filename().string();
   }
-  std::vector<fs::path> files = ending_with(listed, ".safetensors");
-  if (!files.empty()) return files;
-  // transformers' files of torch.save, whose index was lost.
-  files = ending_with(listed, ".bin");
-  std::erase_if(files, [](const fs::path& path) {
-    return !numbered_name(path.filename().string()) || !is_weights_name(path);
-  });
-  return files;
+  return sets;
+}
+
+// Files of names that nobody knows may be the parts of one model.
+void join_unknown(std::vector<WeightsSet>& sets) {
+  if (sets.size() < 2 || std::any_of(sets.begin(), sets.end(), is_known)) return;
+  WeightsSet joined{.ending = sets.front().ending};
+  for (const WeightsSet& set : sets) {
+    if (set.ending != joined.ending) continue;
+    joined.files.insert(joined.files.end(), set.files.begin(), set.files.end());
+  }
+  std::sort(joined.files.begin(), joined.files.end());
+  if (joined.ending == kSuffixes.front()) sets = {std::move(joined)};
+}
+
+// Leaves the one to read where all are forms of it. An adapter is beside its base model.
+std::string take_first_form(std::vector<WeightsSet>& sets) {
+  constexpr std::string_view kAdapter = "adapter_model";
+  const WeightsSet& first = sets.front();
+  std::string left;
+  for (size_t i = 1; i < sets.size(); ++i) {
+    const WeightsSet& other = sets[i];
+    const bool is_form = family_of(other) == family_of(first) &&
+                         (other.stem != first.stem || other.ending != first.ending);
+    const bool is_adapter = other.stem == kAdapter && family_of(first) == kSameModel.front();
+    if (!is_form && !is_adapter) return "";
+    left += (left.empty() ? "" : ", ") + other.first().filename().string();
+  }
+  sets.resize(1);
+  if (left.empty()) return "";
+  return "reading " + sets.front().first().filename().string() +
+         "; beside it, and left out: " + left +
+         " (--model reads another: its name without the ending)";
+}
+
+}  // namespace
+
+std::vector<SavedState> weights_in(Folders& folders, const fs::path& folder) {
+  std::vector<SavedState> states;
+  for (const WeightsSet& set : weights_sets(folders, folder)) {
+    SavedState state{.kind = StateKind::weights, .folder = folder, .named = folder};
+    state.model = set.name;
+    state.training.weights = set.first();
+    states.push_back(std::move(state));
+  }
+  return states;
+}
+
+FoundWeights find_weights(Folders& folders, const fs::path& folder, const std::string& model) {
+  std::vector<WeightsSet> sets = weights_sets(folders, folder);
+  FoundWeights found{.model = model};
+  const auto is_called = [&](const WeightsSet& set) {
+    return !model.empty() && (set.name == model || set.stem == model);
+  };
+  if (std::any_of(sets.begin(), sets.end(), is_called)) {
+    std::erase_if(sets, [&](const WeightsSet& set) { return !is_called(set); });
+    found.model.clear();
+  } else {
+    join_unknown(sets);
+  }
+  if (sets.empty()) return found;
+  found.note = take_first_form(sets);
+  if (sets.size() > 1) {
+    const std::vector<SavedState> states = weights_in(folders, folder);
+    choose(folder, of_model(folder, states, found.model));
+  }
+  if (!found.model.empty() && sets.front().ending == kSuffixes.front()) {
+    throw no_such_model(found.model, folder.string());
+  }
+  found.files = sets.front().index ? std::vector{*sets.front().index} : sets.front().files;
+  return found;
 }
 
 bool is_weights_index(const fs::path& path) {
@@ -183,14 +338,14 @@ bool Weights::probe(Folders& folders, const fs::path& path) {
   std::error_code failed;
   const fs::file_status status = fs::status(stored_path(path).value_or(path), failed);
   if (fs::is_regular_file(status)) return true;
-  return fs::is_directory(status) && !find_weights(folders, path).empty();
+  return fs::is_directory(status) && !weights_in(folders, path).empty();
 }
 
 namespace {
 
 // The dict of the model's tensors in a file, and what its names have in front there.
-Value model_in(const TorchArchive& archive, const std::string& display,
-               const Weights::Options& options, std::vector<std::string>& notes) {
+Value model_in(const TorchArchive& archive, const std::string& display, const std::string& name,
+               std::vector<std::string>& notes) {
   const Value& root = archive.root();
   if (const std::string_view shard = shard_by_keys(root); !shard.empty()) {
     throw InconsistentError({.file = display},
@@ -201,8 +356,8 @@ Value model_in(const TorchArchive& archive, const std::string& display,
             "DeepSpeed gave them");
   }
   const TrainingFile file = training_file(root);
-  if (file.optimizers.empty() && options.model.empty()) return root;
-  const KeyedDict& model = chosen_model(options.model, file, display);
+  if (file.optimizers.empty() && file.models.size() < 2 && name.empty()) return root;
+  const KeyedDict& model = chosen_model(name, file, display);
   if (!model.key.empty()) {
     notes.push_back("of " + display + " the model is read, under '" + printable(model.key) +
                     "'; the rest of it is left out");
@@ -236,14 +391,20 @@ std::map<std::string, std::string> metadata_of(const std::vector<WeightsFile>& f
 Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& options) {
   Weights weights;
   std::vector<fs::path> paths = options.of_model ? with_siblings(path) : std::vector{path};
+  std::string model = options.model;  // that is to be found in the files
   fs::path root;
   std::optional<std::map<std::string, std::string>> index;
   std::error_code failed;
   if (fs::is_directory(path, failed)) {
     root = path;
     const auto folders = options.folders ? options.folders : std::make_shared<Folders>();
-    paths = find_weights(*folders, path);
+    FoundWeights found = find_weights(*folders, path, options.model);
+    paths = std::move(found.files);
+    model = std::move(found.model);
+    if (!found.note.empty()) weights.notes_.push_back(std::move(found.note));
     if (paths.empty()) throw InconsistentError({.file = path.string()}, "holds no weights");
+  } else if (const auto own = set_of(content_path(path)); own && own->stem == model) {
+    model.clear();
   }
   const fs::path index_path = paths.front();
   if (is_weights_index(index_path)) {
@@ -322,6 +483,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
       return weights.tensors_.back().name;
     };
     if (SafetensorsFile::probe(inputs[file.id])) {
+      if (!model.empty()) throw no_such_model(model, display);
       file.safetensors = std::make_unique<SafetensorsFile>(SafetensorsFile::open(inputs, file.id));
       if (has_chunks(*file.safetensors)) {
         chunks.add(inputs[file.id], *file.safetensors);
@@ -339,10 +501,9 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
       using View = std::tuple<int64_t, Shape, Strides, DType>;
       KeyedMap<std::string, std::map<View, std::string>> views;  // by storage
       const Value root_value =
-          options.of_model
-              ? in_context(
-                    {.file = display},
-                    [&] { return model_in(*file.archive, display, options, weights.notes_); })
+          options.of_model || !model.empty()
+              ? in_context({.file = display},
+                           [&] { return model_in(*file.archive, display, model, weights.notes_); })
               : file.archive->root();
       FoundTensors all = find_tensors(root_value);
       for (OpaqueTensor& opaque : all.opaque) {

@@ -25,10 +25,17 @@ struct WeightsIndex {
   std::optional<uint64_t> total_size;        // metadata.total_size: bytes of all tensors
 };
 
-// The files that a folder's weights are in, in the order of Weights::open: one index, or the files
-// themselves. Empty if there are none.
-std::vector<std::filesystem::path> find_weights(Folders& folders,
-                                                const std::filesystem::path& folder);
+// The files of one model's weights in a folder.
+struct FoundWeights {
+  std::vector<std::filesystem::path> files = {};  // one index, or the files themselves
+  std::string note = {};   // the other forms of the model that are there; "" if there are none
+  std::string model = {};  // what is asked for, unless it is the name of these files
+};
+// The weights of `model` in a folder, by the name of its files without endings and numbers. For ""
+// there may be one model. It may be there in several forms, as Weights::open has them. Empty if the
+// folder has no weights. Throws InconsistentError and UsageError that list the models.
+FoundWeights find_weights(Folders& folders, const std::filesystem::path& folder,
+                          const std::string& model = {});
 bool is_weights_index(const std::filesystem::path& path);
 // True if a file has a name that frameworks give to weights, or to their index.
 bool is_weights_name(const std::filesystem::path& path);
@@ -77,15 +84,16 @@ class Weights {
     // the key that its state_dict has there; a shard of DeepSpeed holds no weights. If false, every
     // tensor is taken, for callers that look at files.
     bool of_model = false;
-    std::string model = {};                 // of several models in a file the key of one
+    // Chooses one of several models, by the name of its files in a folder or its key in a file.
+    std::string model = {};
     bool allow_missing = false;             // go on without files that are missing: missing()
     std::shared_ptr<Folders> folders = {};  // FindOptions::folders
   };
 
-  // Opens a file of torch.save or safetensors with all its tensors, or a folder. In a folder, takes
-  // the first of model.safetensors, its .index.json, pytorch_model.bin and its .index.json
-  // (transformers' order). Then come the same of adapter_model and diffusion_pytorch_model. The
-  // last choices are, in turn, one *.index.json, all *.safetensors, and all *.bin with a number. A
+  // Opens a file of torch.save or safetensors with all its tensors, or a folder. A model may be in
+  // a folder in several forms. The first is taken of model.safetensors, its .index.json,
+  // pytorch_model.bin and its .index.json (transformers' order). The same holds for
+  // diffusion_pytorch_model. Files *.safetensors of unknown names are the parts of one model. A
   // file with a number ("-00001-of-00002") means all of them. Throws IoError, the errors of opening
   // the files, and CorruptError for an index that is none. Throws InconsistentError for missing
   // files that an index or other numbers imply (all of them in one message). Throws it also for a

@@ -33,8 +33,8 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
   if (holds_only_weights(*folders, path, options.tag, beside)) {
     Contents contents;
     if (!options.roots.empty()) throw no_roots_of_weights(path);
-    contents.weights_ =
-        std::make_unique<Weights>(Weights::open(inputs, path, {.folders = folders}));
+    contents.weights_ = std::make_unique<Weights>(
+        Weights::open(inputs, path, {.model = options.model, .folders = folders}));
     bool torch = false;
     bool safetensors = false;
     for (const WeightsFile& file : contents.weights_->files()) {

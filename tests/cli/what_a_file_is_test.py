@@ -1,6 +1,7 @@
 """The kind of a file, by its content where its name can lie. It is weights, a shard under another name, a whole
 training, or one of several numbered files.
 """
+import json
 import shutil
 
 import cli_common
@@ -166,6 +167,106 @@ class NumberedFilesTest(CliTest):
         self.assertEqual(set(torch_files.load(out / BIN)), set(self.model))
         (self.folder / "pytorch_model-00001-of-00003.bin").unlink()
         self.assert_incomplete("pytorch_model-00001-of-00003.bin")
+
+
+class SeveralWeightsTest(CliTest):
+    """Several weights in one folder: every tool lists them, or takes the one that is named."""
+
+    def setUp(self):
+        super().setUp()
+        self.folder = self.new_path("several")
+        self.folder.mkdir()
+
+    def add(self, name, first, count=2):
+        values = {f"w{number}": numbers(3, first=first + number) for number in range(count)}
+        write = torch_files.save_file if name.endswith(".safetensors") else torch_files.save
+        write(values, self.folder / name)
+        return values
+
+    def each_tool(self, *options):
+        for words in (["zero-to-fp32", self.folder, self.new_path()],
+                      ["to-universal", self.folder, self.new_path() / "u"],
+                      ["to-dcp", self.folder, self.new_path(), "--dp", "1"],
+                      ["ckpt-inspect", self.folder], ["ckpt-inspect", "list", self.folder],
+                      ["ckpt-inspect", "verify", self.folder]):
+            yield self.tool(*words, *options), words
+
+    def assert_listed(self, *names):
+        for done, words in self.each_tool():
+            self.assertEqual(done.returncode, 3, (words, done.stderr))
+            for text in (*names, "hint:"):
+                self.assertIn(text, done.stderr, words)
+        for done, words in self.each_tool("--model", "NONSENSE"):
+            self.assertEqual(done.returncode, 2, (words, done.stderr))
+            for name in names:
+                self.assertIn(name, done.stderr, words)
+
+    def assert_read(self, values, *options):
+        out = self.new_path()
+        done = self.tool("zero-to-fp32", self.folder, out, *options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = torch_files.load(out / BIN)
+        self.assertEqual(set(found), set(values))
+        for name, value in values.items():
+            self.assertTrue(torch_files.same_bits(found[name], value), name)
+        return done.stderr
+
+    def assert_models(self, **files):
+        values = {name: self.add(file, 10 * number) for number, (name, file) in enumerate(files.items())}
+        self.assert_listed(*files)
+        for name, own in values.items():
+            self.assert_read(own, "--model", name)
+
+    def test_models_of_accelerate(self):
+        self.assert_models(model="model.safetensors", model_1="model_1.safetensors")
+
+    def test_models_of_accelerate_by_torch_save(self):
+        self.assert_models(pytorch_model="pytorch_model.bin", pytorch_model_1="pytorch_model_1.bin")
+
+    def test_an_ema_beside_the_model(self):
+        self.assert_models(model="model.safetensors", ema="ema.safetensors")
+
+    def test_another_form_of_the_model_is_named(self):
+        for one, other, values in (("model.safetensors", BIN, 2), ("model.safetensors", "consolidated.safetensors", 2),
+                                   ("diffusion_pytorch_model.safetensors",
+                                    "diffusion_pytorch_model.fp16.safetensors", 2)):
+            with self.subTest(one=one, other=other):
+                own, others = self.add(one, 0, values), self.add(other, 50, values)
+                said = self.assert_read(own)
+                self.assertIn(other, said)
+                self.assert_read(others, "--model", other.rpartition(".")[0])
+                for path in self.folder.iterdir():
+                    path.unlink()
+
+    def test_a_stale_file_beside_an_index(self):
+        parts = {f"w{number}": part for number, part in enumerate(PARTS)}
+        values = {}
+        for number, part in enumerate(PARTS):
+            values |= {f"w{number}": numbers(3, first=number)}
+            torch_files.save_file({f"w{number}": numbers(3, first=number)}, self.folder / part)
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+        self.assert_read(values)
+        shutil.copy(self.folder / PARTS[0], self.folder / "model.safetensors")
+        self.assert_listed("model.safetensors.index.json")
+        self.assert_read(values, "--model", "model.safetensors.index.json")
+
+    def test_a_name_that_no_model_has(self):
+        self.add("model.safetensors", 0)
+        for done, words in self.each_tool("--model", "NONSENSE"):
+            self.assertEqual(done.returncode, 2, (words, done.stderr))
+            self.assertIn("NONSENSE", done.stderr)
+        done = self.tool("zero-to-fp32", self.folder / "model.safetensors", self.new_path(), "--model", "NONSENSE")
+        self.assertEqual(done.returncode, 2, done.stderr)
+
+    def test_models_in_a_file_without_an_optimizer(self):
+        own = {"w": numbers(3)}
+        torch_files.save({"actor": own, "critic": {"w": numbers(3, first=5)}}, self.folder / "both.pt")
+        both = self.folder / "both.pt"
+        done = self.tool("zero-to-fp32", both, self.new_path())
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("'actor', 'critic'", done.stderr)
+        self.folder = both
+        self.assert_read(own, "--model", "actor")
 
 
 if __name__ == "__main__":

@@ -247,6 +247,8 @@ std::string_view to_string(StateKind kind) {
       return "rank files";
     case StateKind::training:
       return "weights and optimizer";
+    case StateKind::weights:
+      return "weights";
   }
   return "";
 }

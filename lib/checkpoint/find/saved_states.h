@@ -20,6 +20,7 @@ enum class StateKind : uint8_t {
   dcp,         // torch.distributed.checkpoint
   rank_files,  // one rank's state_dict of DTensor or ShardedTensor in each file
   training,    // weights, and the optimizer's state_dict in a file beside them
+  weights,     // alone
 };
 std::string_view to_string(StateKind kind);
 
@@ -43,7 +44,7 @@ struct SavedState {
   std::vector<std::filesystem::path> dcp_metadata = {};
   // For rank_files: the parts of its model's file names before and behind the rank's number.
   std::pair<std::string, std::string> rank_name = {};
-  // For training.
+  // For training, and for weights without an optimizer.
   TrainingPaths training = {};
   std::string model = {};  // of several in the folder what the file of its weights is called
 
@@ -60,6 +61,10 @@ struct SavedState {
 // The states in `folder` itself, whatever `latest` says. There are several if it holds several
 // models, or files of several kinds.
 std::vector<SavedState> states_in(Folders& folders, const std::filesystem::path& folder);
+
+// The weights in `folder`: one for each model, and for each form of one (find_weights() in
+// weights.h).
+std::vector<SavedState> weights_in(Folders& folders, const std::filesystem::path& folder);
 
 // `latest` of a folder, or else `latest_universal`; stored in any form.
 std::optional<std::filesystem::path> latest_in(Folders& folders,

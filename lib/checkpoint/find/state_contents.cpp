@@ -234,6 +234,8 @@ void look_into(Folders& folders, SavedState& state) {
       case StateKind::training:
         look_into_training(state);
         break;
+      case StateKind::weights:
+        break;
     }
     if (!state.step) state.step = trainer_step(state);
     std::sort(state.params.begin(), state.params.end());

@@ -148,7 +148,9 @@ void add_universal_files(Verification& v) {
 // Adds the files that the index names, or all files if it is unreadable. The optimizer's files
 // beside them are added too.
 void add_weights_files(Verification& v, const fs::path& folder) {
-  std::vector<fs::path> paths = find_weights(*v.folders, folder);
+  FoundWeights found = find_weights(*v.folders, folder, v.options.model);
+  std::vector<fs::path> paths = std::move(found.files);
+  if (!found.note.empty()) v.report.choice = found.note;
   if (paths.size() == 1 && is_weights_index(paths.front())) {
     const fs::path index = paths.front();
     paths.clear();
