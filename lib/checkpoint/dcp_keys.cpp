@@ -238,7 +238,6 @@ std::optional<std::string> DcpKeys::chosen_front(const Names& names,
     };
     const auto found = std::find_if(fronts.begin(), fronts.end(), is_called);
     if (found != fronts.end()) return *found;
-    if (fronts.size() < 2) return fronts.empty() ? "" : fronts.front();
     std::vector<std::string> all;
     for (const std::string& front : fronts) all.push_back(called(front));
     throw UsageError("--model: no model is called '" + model + "', but " + some_of(all));

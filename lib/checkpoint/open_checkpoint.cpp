@@ -170,6 +170,14 @@ std::optional<Checkpoint> first_whole(InputFiles& inputs, const TagFolder& damag
   return std::nullopt;
 }
 
+// True if a folder between `path` and the checkpoint's files is called so.
+bool is_below(const TagFolder& folder, const fs::path& path, const std::string& name) {
+  const fs::path files =
+      folder.dcp_metadata.empty() ? folder.path : folder.dcp_metadata.front().parent_path();
+  const fs::path below = files.lexically_normal().lexically_relative(path.lexically_normal());
+  return std::find(below.begin(), below.end(), name) != below.end();
+}
+
 // True if `error` is of a shard that was not known to be damaged; then it is now.
 bool mark_damaged(TagFolder& folder, const Error& error) {
   if (error.kind() != ErrorKind::corrupt) return false;
@@ -204,16 +212,19 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const Open
                                             .roots = options.roots,
                                             .model = options.model,
                                             .folders = options.folders});
+  // A name that has chosen the folder is none of a model within its files.
+  OpenOptions of_folder = options;
+  if (is_below(folder, path, options.model)) of_folder.model.clear();
   try {
-    return open(inputs, folder, options);
+    return open(inputs, folder, of_folder);
   } catch (const Error& error) {
     if (!error.is_damage()) throw;
     if (options.allow_missing) {
-      if (auto left = without_damaged(inputs, folder, options, error)) return std::move(*left);
+      if (auto left = without_damaged(inputs, folder, of_folder, error)) return std::move(*left);
     }
     // Nothing names the newest one, so that a whole one is meant rather than a damaged one.
     if (!folder.older.empty() && !options.allow_missing) {
-      std::optional<Checkpoint> whole = first_whole(inputs, folder, options, error);
+      std::optional<Checkpoint> whole = first_whole(inputs, folder, of_folder, error);
       if (whole) return std::move(*whole);
     }
     const fs::path file = error.where().file;

@@ -258,6 +258,13 @@ class SeveralWeightsTest(CliTest):
         done = self.tool("zero-to-fp32", self.folder / "model.safetensors", self.new_path(), "--model", "NONSENSE")
         self.assertEqual(done.returncode, 2, done.stderr)
 
+    def test_a_name_that_no_model_of_dcp_has(self):
+        made = self.tool("to-dcp", self.scratch("z1_bf16_w2").tag, self.folder / "actor", "--dp", "1")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        for path, name, status in ((self.folder / "actor", "NONSENSE", 2), (self.folder, "actor", 0)):
+            done = self.tool("zero-to-fp32", path, self.new_path(), "--model", name)
+            self.assertEqual(done.returncode, status, done.stderr)
+
     def test_models_in_a_file_without_an_optimizer(self):
         own = {"w": numbers(3)}
         torch_files.save({"actor": own, "critic": {"w": numbers(3, first=5)}}, self.folder / "both.pt")
