@@ -586,7 +586,7 @@ void refuse_tags_beside(Folders& folders, const fs::path& folder) {
     }
   }
   if (found.empty()) return;
-  const fs::path weights = find_weights(folders, folder).front();
+  const fs::path weights = find_weights(folders, folder).files.front();
   std::vector<std::string> lines{weights.filename().string()};
   for (const fs::path& tag : found) lines.push_back(tag.filename().string());
   throw InconsistentError({.file = folder.string()},

@@ -17,6 +17,7 @@
 #include "format/torch_archive.h"
 #include "format/training_file.h"
 #include "io/content_name.h"
+#include "io/far_files.h"
 #include "io/input_file.h"
 
 namespace dsckpt {
