@@ -256,9 +256,8 @@ std::string take_first_form(std::vector<WeightsSet>& sets) {
          " (--model reads another: its name without the ending)";
 }
 
-}  // namespace
-
-std::vector<SavedState> weights_in(Folders& folders, const fs::path& folder) {
+// One for each model, and for each form of one.
+std::vector<SavedState> states_of_weights(Folders& folders, const fs::path& folder) {
   std::vector<SavedState> states;
   for (const WeightsSet& set : weights_sets(folders, folder)) {
     SavedState state{.kind = StateKind::weights, .folder = folder, .named = folder};
@@ -268,6 +267,8 @@ std::vector<SavedState> weights_in(Folders& folders, const fs::path& folder) {
   }
   return states;
 }
+
+}  // namespace
 
 FoundWeights find_weights(Folders& folders, const fs::path& folder, const std::string& model) {
   std::vector<WeightsSet> sets = weights_sets(folders, folder);
@@ -284,7 +285,7 @@ FoundWeights find_weights(Folders& folders, const fs::path& folder, const std::s
   if (sets.empty()) return found;
   found.note = take_first_form(sets);
   if (sets.size() > 1) {
-    const std::vector<SavedState> states = weights_in(folders, folder);
+    const std::vector<SavedState> states = states_of_weights(folders, folder);
     choose(folder, of_model(folder, states, found.model));
   }
   if (!found.model.empty() && sets.front().ending == kSuffixes.front()) {
@@ -338,7 +339,7 @@ bool Weights::probe(Folders& folders, const fs::path& path) {
   std::error_code failed;
   const fs::file_status status = fs::status(stored_path(path).value_or(path), failed);
   if (fs::is_regular_file(status)) return true;
-  return fs::is_directory(status) && !weights_in(folders, path).empty();
+  return fs::is_directory(status) && !states_of_weights(folders, path).empty();
 }
 
 namespace {

@@ -62,10 +62,6 @@ struct SavedState {
 // models, or files of several kinds.
 std::vector<SavedState> states_in(Folders& folders, const std::filesystem::path& folder);
 
-// The weights in `folder`: one for each model, and for each form of one (find_weights() in
-// weights.h).
-std::vector<SavedState> weights_in(Folders& folders, const std::filesystem::path& folder);
-
 // `latest` of a folder, or else `latest_universal`; stored in any form.
 std::optional<std::filesystem::path> latest_in(Folders& folders,
                                                const std::filesystem::path& folder);
