@@ -262,7 +262,7 @@ TEST_F(ExecutorTest, HoldsOneUnitOfZerosAtATime) {
 
 // A sink needs both for direct writes.
 TEST_F(ExecutorTest, CutsLargeOutputsAtMultiplesOfTheUnitInMemoryThatLiesAlike) {
-  struct Places : Sink {
+  struct PlacesInMemory : Sink {
     void write_at(OutputId, uint64_t offset, std::span<const std::byte> bytes) override {
       offsets.push_back(offset);
       const auto address = reinterpret_cast<uintptr_t>(bytes.data());
@@ -276,7 +276,7 @@ TEST_F(ExecutorTest, CutsLargeOutputsAtMultiplesOfTheUnitInMemoryThatLiesAlike) 
   options.unit_bytes = kMiB;
   const auto offsets_behind = [&](std::string_view prefix) {
     const CopyPlan plan = plan_of(flat(0, 0, float32, kMiB), prefix);
-    Places sink;
+    PlacesInMemory sink;
     Progress progress;
     execute(plan, inputs_, sink, progress, options);
     return sink.offsets;

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 Checkpoint opened(InputFiles& inputs, const std::string& name) {
   return Checkpoint::open(inputs, fs::path(DSCKPT_TESTDATA) / name / "ckpt",
-                          {.optimizer_states = true});
+                          {.tag = "", .optimizer_states = true});
 }
 
 std::vector<std::string> names_of(const std::vector<CheckpointFile>& files) {
