@@ -357,7 +357,9 @@ Value model_in(const TorchArchive& archive, const std::string& display, const st
             "DeepSpeed gave them");
   }
   const TrainingFile file = training_file(root);
-  if (file.optimizers.empty() && file.models.size() < 2 && name.empty()) return root;
+  // Without an optimizer, dicts among the tensors of a state_dict are parts of it.
+  const bool is_one = file.models.size() < 2 || file.models.front().key.empty();
+  if (file.optimizers.empty() && is_one && name.empty()) return root;
   const KeyedDict& model = chosen_model(name, file, display);
   if (!model.key.empty()) {
     notes.push_back("of " + display + " the model is read, under '" + printable(model.key) +

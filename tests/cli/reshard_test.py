@@ -416,7 +416,7 @@ class RefusalTest(ReshardTest):
         small = self.scratch("z3_fp32_small_subgroups_w2")
         for rank in range(2):
             with edited(small.optim(rank)) as state:
-                state["optimizer_state_dict"]["optimizer_state_dict"]["state"][1]["step"] += 1
+                state["optimizer_state_dict"]["optimizer_state_dict"]["state"][1]["step"] -= 1
         error = self.assert_refused(small.folder, 3, "stepped a different number of times", "--dp", "3", "--stage", "2")
         self.assertTrue(error["tensor"])
         # A checkpoint that is not cut as its configuration says.

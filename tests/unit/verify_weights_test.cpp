@@ -62,7 +62,8 @@ TEST_F(VerifyWeights, AFileThatTheIndexNamesIsThere) {
 
 TEST_F(VerifyWeights, AFileThatTheIndexDoesNotNameIsLeftOfAnotherExport) {
   files_["model-00003-of-00003.safetensors"] = {{"a", numbers({2}, 1)}};
-  files_["adapter.safetensors"] = {{"a", numbers({2}, 1)}};  // no file of a model that was split
+  files_["adapter_model.safetensors"] = {
+      {"a", numbers({2}, 1)}};  // no file of a model that was split
   EXPECT_EQ(findings(), (Texts{"extra model-00003-of-00003.safetensors: is not in the index; "
                                "perhaps it is left over from another export"}));
 }
