@@ -147,17 +147,16 @@ std::optional<ModelStep> step_of_model(const CheckpointDraft& draft, const Shard
   const double counted =
       static_cast<double>(*global) -
       static_cast<double>(fields.integer_if_any(keys::kSkippedSteps).value_or(0));
-  if (draft.optim_shards.empty()) {
-    // Wrappers of 16 bit step with zero gradients before the training.
-    const auto& engine = draft.run_config.engine;
-    const bool wrapped = !engine || engine->precision != Precision::fp32;
-    return ModelStep{counted, counted + (wrapped ? 1 : 0)};
-  }
+  // At stage 0 wrappers of 16 bit step with zero gradients before the training. What was resharded
+  // from there keeps the number.
+  const auto& engine = draft.run_config.engine;
+  const double wrapped = !engine || engine->precision != Precision::fp32 ? 1 : 0;
+  if (draft.optim_shards.empty()) return ModelStep{counted, counted + wrapped};
   const auto release = release_of(fields.text(keys::kDsVersion));
   const int64_t times =
       is_before(release, kStepOfGroup) ? sub_groups_of(draft.optim_shards.front()) : 1;
-  return ModelStep{counted, (counted + (is_before(release, kNoStepAtStart) ? 1 : 0)) *
-                                static_cast<double>(times)};
+  const double at_start = is_before(release, kNoStepAtStart) ? 1 : wrapped;
+  return ModelStep{counted, (counted + at_start) * static_cast<double>(times)};
 }
 
 // Files of one kind by the steps that they hold.
