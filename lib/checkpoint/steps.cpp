@@ -147,8 +147,8 @@ std::optional<ModelStep> step_of_model(const CheckpointDraft& draft, const Shard
   const double counted =
       static_cast<double>(*global) -
       static_cast<double>(fields.integer_if_any(keys::kSkippedSteps).value_or(0));
-  // At stage 0 wrappers of 16 bit step with zero gradients before the training. What was resharded
-  // from there keeps the number.
+  // At stage 0 wrappers of 16 bit step with zero gradients before the training. Files resharded
+  // from there keep the number.
   const auto& engine = draft.run_config.engine;
   const double wrapped = !engine || engine->precision != Precision::fp32 ? 1 : 0;
   if (draft.optim_shards.empty()) return ModelStep{counted, counted + wrapped};
