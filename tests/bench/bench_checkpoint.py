@@ -5,8 +5,8 @@
 
 It saves the files that DeepSpeed 0.19.8 saves for a decoder transformer that was trained in bf16 with AdamW.
 File names, keys, types, record order and storages are the same, so that DeepSpeed's own converters read it.
-parameter_values tells its values. --sparse writes zeros instead, as holes: a checkpoint of any size, where the
-values do not matter.
+parameter_values tells its values. --sparse writes zeros instead of all but the step, as holes: a checkpoint of
+any size, where the values do not matter.
 
 Needs torch. Large tensors live in mapped files in the folder that is written to, so the memory needed does
 not depend on the model's size.
@@ -125,7 +125,9 @@ def crc_of_zeros(size):
 
 
 def save_sparse(value, path):
-    """torch.save of tensors that are zeros, and take no room on the disk."""
+    """torch.save of tensors that are zeros, and take no room on the disk. Only the optimizer's step, the one
+    tensor of four bytes, has its value."""
+    step = struct.pack("<f", STEPS)
     with torch.serialization.skip_data():
         torch.save(value, path)
     # torch has left out the two checksums of a record: behind its data and in the directory.
@@ -135,9 +137,14 @@ def save_sparse(value, path):
             file.seek(info.header_offset + 26)
             descriptor = info.header_offset + 30 + sum(struct.unpack("<HH", file.read(4))) + info.file_size
             if "/data/" in info.filename and info.file_size:
+                crc = crc_of_zeros(info.file_size)
+                if info.file_size == len(step):
+                    crc = zlib.crc32(step)
+                    file.seek(descriptor - len(step))
+                    file.write(step)
                 for position in (descriptor + 4, entry + 16):
                     file.seek(position)
-                    file.write(struct.pack("<I", crc_of_zeros(info.file_size)))
+                    file.write(struct.pack("<I", crc))
             file.seek(entry + 28)
             entry += 46 + sum(struct.unpack("<HHH", file.read(6)))
 

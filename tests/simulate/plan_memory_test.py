@@ -66,10 +66,11 @@ class PlanMemory(unittest.TestCase):
         self.check(800, "reshard", "OUT", "--dp", "48", "--dry-run")
 
     def test_plans_of_steps(self):
+        # What a rank costs by itself weighs more with fewer tensors.
         small = {"model": SMALL_MODEL, "tensors": SMALL_TENSORS}
-        self.check(450, "zero-to-fp32", "OUT", "--emit-plan", **small)
-        self.check(650, "to-universal", "--output_folder", "OUT", "--emit-plan", source=["--input_folder"], **small)
-        self.check(450, "reshard", "OUT", "--dp", "48", "--emit-plan", **small)
+        self.check(600, "zero-to-fp32", "OUT", "--emit-plan", **small)
+        self.check(800, "to-universal", "--output_folder", "OUT", "--emit-plan", source=["--input_folder"], **small)
+        self.check(720, "reshard", "OUT", "--dp", "48", "--emit-plan", **small)
 
     def test_summary(self):
         self.check(1300, "ckpt-inspect")
