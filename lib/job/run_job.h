@@ -3,30 +3,20 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 
 #include "dsckpt/run.h"
-#include "exec/meeting.h"
 #include "exec/share_forecast.h"
 #include "exec/step_files.h"
-#include "io/folder.h"
 #include "job/job_impl.h"
+#include "job/sharing.h"
 
 namespace dsckpt {
-
-// Looks at the folder that an output is staged in, and committed to, before anything is written. If
-// it throws, nothing is left there.
-using FolderCheck = std::function<void(const Folder& folder)>;
 
 // run() of dsckpt/run.h, watched and stopped through `progress`, into an `output` that has passed
 // check_place(). With `others`, this is rank 0, and all ranks read and write. `check`: not
 // called in object stores.
-struct OtherRanks {
-  Meeting& meeting;
-  PlannedBy by;  // as plan_steps()
-};
 RunStats run(const Job& job, const std::filesystem::path& output, const RunOptions& options,
              Progress& progress, const OtherRanks* others = nullptr, const FolderCheck& check = {});
 
