@@ -151,7 +151,9 @@ class RankFilesReader {
               .with_hint("a state_dict of type SHARDED_STATE_DICT or FULL_STATE_DICT does");
         }
         if (!optimizer_paths_.empty()) return;
-        if (const KeyedDict* optimizer = optimizer_of(file, model, each.display)) {
+        const std::vector<const KeyedDict*> optimizers = optimizers_of(file, model);
+        if (optimizers.size() > 1) throw several_optimizers(file, each.display);
+        for (const KeyedDict* optimizer : optimizers) {
           own_optimizers_.push_back({each.rank, each.archive, each.display, optimizer->dict});
         }
       });

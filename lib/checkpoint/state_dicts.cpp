@@ -333,19 +333,21 @@ const KeyedDict& chosen_model(const std::string& name, const TrainingFile& file,
       .with_hint("--model " + shell_word(names.front()) + " reads one of them");
 }
 
-const KeyedDict* optimizer_of(const TrainingFile& file, const KeyedDict& model,
-                              const std::string& display) {
-  if (file.optimizers.empty()) return nullptr;
-  if (file.optimizers.size() == 1) return &file.optimizers.front();
+std::vector<const KeyedDict*> optimizers_of(const TrainingFile& file, const KeyedDict& model) {
+  std::vector<const KeyedDict*> all;
   std::vector<const KeyedDict*> own;
   for (const KeyedDict& optimizer : file.optimizers) {
-    if (!model.key.empty() && optimizer.key.find(model.key) != optimizer.key.npos) {
-      own.push_back(&optimizer);
-    }
+    all.push_back(&optimizer);
+    const bool is_own = !model.key.empty() && optimizer.key.find(model.key) != optimizer.key.npos;
+    if (is_own) own.push_back(&optimizer);
   }
-  if (own.size() == 1) return own.front();
-  throw UnsupportedError({.file = display}, "has " + counted(file.optimizers.size(), "optimizer") +
-                                                ", and nothing says which is the model's");
+  return own.empty() ? all : own;
+}
+
+UnsupportedError several_optimizers(const TrainingFile& file, const std::string& display) {
+  return UnsupportedError({.file = display}, "has " + counted(file.optimizers.size(), "optimizer") +
+                                                 ", and nothing says which is the model's")
+      .with_hint("zero-to-fp32 without --states writes the weights");
 }
 
 }  // namespace dsckpt

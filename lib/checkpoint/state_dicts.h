@@ -76,9 +76,9 @@ UsageError no_such_model(const std::string& name, const std::string& display);
 // them if there are several, UsageError if none is called so.
 const KeyedDict& chosen_model(const std::string& name, const TrainingFile& file,
                               const std::string& display);
-// The optimizer that belongs to it: the only one, or the one that is called like it; nullptr if
-// there is none. Throws UnsupportedError for several that nothing tells apart.
-const KeyedDict* optimizer_of(const TrainingFile& file, const KeyedDict& model,
-                              const std::string& display);
+// The optimizers that may belong to it: those that are called like it, or else all.
+std::vector<const KeyedDict*> optimizers_of(const TrainingFile& file, const KeyedDict& model);
+// The error for several optimizers that nothing tells apart.
+UnsupportedError several_optimizers(const TrainingFile& file, const std::string& display);
 
 }  // namespace dsckpt

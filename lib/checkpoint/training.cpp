@@ -5,7 +5,9 @@
 // torch/optim/optimizer.py state_dict, transformers/trainer.py _save_optimizer_and_scheduler,
 // accelerate/checkpointing.py save_accelerator_state.
 
+#include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,6 +79,34 @@ OptimizerDict optimizer_dict(const TorchArchive& archive, const Value& state_dic
   return optimizer;
 }
 
+// True if its parameters are as many as those of the model that may be trained, and of their
+// shapes.
+bool fits(const OptimizerDict& optimizer, const std::vector<ModelEntry>& model) {
+  std::vector<Shape> trained;
+  std::set<std::string> places;  // tied parameters count once
+  for (const ModelEntry& entry : model) {
+    if (!is_floating_point(entry.value.dtype()) || is_batch_norms(entry.name)) continue;
+    if (!entry.place.empty() && !places.insert(entry.place).second) continue;
+    trained.push_back(entry.value.shape());
+  }
+  std::vector<Shape> own;
+  size_t count = 0;
+  for (const OptimizerDict::Group& group : optimizer.groups) {
+    count += group.params.size();
+    for (const std::string& key : group.params) {
+      const auto state = optimizer.states.find(key);
+      if (state != optimizer.states.end() && state->second.shape) {
+        own.push_back(*state->second.shape);
+      }
+    }
+  }
+  if (count != trained.size()) return false;
+  if (own.size() < count) return true;  // it has stepped none, or keeps no states
+  std::sort(own.begin(), own.end());
+  std::sort(trained.begin(), trained.end());
+  return own == trained;
+}
+
 bool probe_training(CheckpointDraft& draft) {
   return !draft.folder.training.optimizer.empty();
 }
@@ -128,11 +158,18 @@ void read_training(CheckpointDraft& draft) {
   in_context({.file = display}, [&] {
     const TrainingFile file = training_file(archive.root());
     const KeyedDict& model = chosen_model(draft.options.model, file, display);
-    const KeyedDict* of_model = optimizer_of(file, model, display);
-    std::optional<OptimizerDict> optimizer;
-    if (of_model != nullptr) optimizer = optimizer_dict(archive, of_model->dict);
-    read_state_dicts(draft, model_entries(draft, archive, model.dict),
-                     optimizer ? &*optimizer : nullptr);
+    std::vector<ModelEntry> entries = model_entries(draft, archive, model.dict);
+    std::vector<OptimizerDict> optimizers;
+    for (const KeyedDict* each : optimizers_of(file, model)) {
+      optimizers.push_back(optimizer_dict(archive, each->dict));
+    }
+    if (optimizers.size() > 1) {
+      std::erase_if(optimizers, [&](const OptimizerDict& each) { return !fits(each, entries); });
+      const bool is_needed = optimizers.size() != 1 && draft.options.optimizer_states;
+      if (is_needed) throw several_optimizers(file, display);
+    }
+    read_state_dicts(draft, std::move(entries),
+                     optimizers.size() == 1 ? &optimizers.front() : nullptr);
     if (file.step && !draft.facts.global_steps) draft.facts.global_steps = *file.step;
   });
 }

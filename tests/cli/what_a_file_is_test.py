@@ -80,6 +80,29 @@ class TrainingFileTest(CliTest):
         self.assert_refused_with(path, "'model', 'ema'", "--model model")
         self.assert_model(path, "--model", "model")
 
+    def gan(self):
+        """As Lightning saves one: a model, and an optimizer of each part."""
+        return {"epoch": 1, "global_step": 5, "pytorch-lightning_version": "2.6.6", "state_dict": self.model,
+                "optimizer_states": [adam(self.shapes[:2]), adam(self.shapes[2:])]}
+
+    def test_weights_do_not_need_one_of_two_optimizers(self):
+        path = self.saved(self.gan(), "gan.ckpt")
+        self.assert_model(path)
+        self.assert_refused_with(path, "has 2 optimizers", "without --states", tool=("to-dcp", "--dp", "1"))
+        done = self.tool("zero-to-fp32", path, self.new_path(), "--states")
+        self.assertEqual(done.returncode, 3, done.stderr)
+
+    def test_shapes_tell_which_optimizer_is_the_models(self):
+        other = {"c.weight": numbers(5, 2), "c.bias": numbers(5)}
+        path = self.saved({"generator": self.model, "discriminator": other, "optimizer_g": adam(self.shapes),
+                           "optimizer_d": adam([(5, 2), (5,)])}, "gan.pt")
+        self.assert_refused_with(path, "'generator', 'discriminator'")
+        out = self.assert_model(path, "--model", "generator", "--states")
+        moments = torch_files.load_file(out / "optimizer_states" / "exp_avg.safetensors")
+        self.assertTrue(torch_files.same_bits(moments["b.weight"], numbers(4, 2, first=300)))
+        done = self.tool("zero-to-fp32", path, self.new_path(), "--model", "discriminator", "--states")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_an_optimizer_alone_is_no_model(self):
         self.assert_refused_with(self.saved(adam(self.shapes), "optimizer.pt"), "no tensors of a model")
 
