@@ -132,8 +132,12 @@ InconsistentError refusal(const fs::path& path, const std::vector<SavedState>& s
     const NameParts parts = parts_of(model);
     return parts.is_age && parts.rest.empty();
   });
-  const fs::path one = path / states.back().below(path);
-  std::string hint = "give the folder of one: " + shell_word(one.lexically_normal().string());
+  const SavedState& last = states.back();
+  const auto is_beside = [&](const SavedState& state) { return state.folder == last.folder; };
+  const bool is_alone = std::count_if(states.begin(), states.end(), is_beside) == 1;
+  const fs::path one = is_alone || last.file.empty() ? path / last.below(path) : last.file;
+  std::string hint = std::string("give the ") + (one == last.file ? "file" : "folder") +
+                     " of one: " + shell_word(one.lexically_normal().string());
   if (have_names && models.size() > 1) {
     hint = "--model " + shell_word(*models.begin()) + " reads the newest of one of them";
   }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
+#include <map>
 
 #include "base/bytes.h"
 #include "base/text.h"
@@ -40,6 +40,7 @@ SavedState accelerates(Folders& folders, const fs::path& folder, const std::stri
   SavedState state{.kind = StateKind::dcp, .folder = folder, .named = folder};
   state.tag = name_of(folder);
   state.dcp_metadata = {folder / (std::string(kAccelerateModel) + number) / kDcpMetadataName};
+  state.file = state.dcp_metadata.front();
   const fs::path optimizer = folder / (std::string(kAccelerateOptimizer) + number);
   if (has_dcp_metadata(folders, optimizer)) {
     state.dcp_metadata.push_back(optimizer / kDcpMetadataName);
@@ -49,19 +50,19 @@ SavedState accelerates(Folders& folders, const fs::path& folder, const std::stri
 
 void add_shards(Folders& folders, const fs::path& folder, std::vector<SavedState>& states) {
   const ListedFolder& listed = folders[folder];
-  bool has_shards = false;
+  fs::path shard;
   bool has_optimizer = false;
   for (const auto* paths : {&listed.files, &listed.folders}) {  // a folder of that name is damage
     for (const fs::path& path : *paths) {
       const auto name = parse_shard_name(path.filename().string());
-      has_shards = has_shards || name;
+      if (name && shard.empty()) shard = path;
       has_optimizer = has_optimizer || (name && name->kind == ShardName::Kind::optim_states);
     }
   }
-  if (!has_shards) return;
+  if (shard.empty()) return;
   const bool has_zero =
       std::binary_search(listed.folders.begin(), listed.folders.end(), folder / "zero");
-  SavedState state{.folder = folder, .named = folder, .tag = name_of(folder)};
+  SavedState state{.folder = folder, .named = folder, .tag = name_of(folder), .file = shard};
   state.kind = has_zero && !has_optimizer ? StateKind::universal : StateKind::zero;
   states.push_back(std::move(state));
 }
@@ -80,6 +81,7 @@ void add_dcp(Folders& folders, const fs::path& folder, std::vector<SavedState>& 
     SavedState state{.kind = StateKind::dcp, .folder = folder, .named = folder};
     state.tag = name_of(folder);
     state.dcp_metadata = {folder / kDcpMetadataName};
+    state.file = state.dcp_metadata.front();
     states.push_back(std::move(state));
     return;
   }
@@ -92,26 +94,28 @@ void add_dcp(Folders& folders, const fs::path& folder, std::vector<SavedState>& 
 
 // Where each rank has written files, one set is the model's: that of "model", or the only one.
 void add_rank_files(Folders& folders, const fs::path& folder, std::vector<SavedState>& states) {
-  std::set<std::pair<std::string, std::string>> sets;
+  std::map<std::pair<std::string, std::string>, fs::path> sets;  // and a file of each
   for (const fs::path& file : folders[folder].files) {
     if (const auto name = parse_rank_name(file.filename().string())) {
-      sets.emplace(name->front, name->back);
+      sets.try_emplace({name->front, name->back}, file);
     }
   }
   const auto is_models = [](const auto& set) {
-    return set.first.find(kModelFront) != set.first.npos;
+    return set.first.first.find(kModelFront) != std::string::npos;
   };
   if (std::any_of(sets.begin(), sets.end(), is_models)) {
     std::erase_if(sets, [&](const auto& set) { return !is_models(set); });
   }
-  for (const auto& [front, back] : sets) {
+  for (const auto& [name, file] : sets) {
+    const auto& [front, back] = name;
     const RankName first{.front = front, .back = back};
     // Names of programs of their own are proved by what is in a file.
     const fs::path path = folder / first.of_rank(0);
     if (front.find("world_size_") == front.npos && !has_rank_tensors(path)) continue;
     SavedState state{.kind = StateKind::rank_files, .folder = folder, .named = folder};
     state.tag = name_of(folder);
-    state.rank_name = {front, back};
+    state.rank_name = name;
+    state.file = file;
     states.push_back(std::move(state));
   }
 }
@@ -163,6 +167,7 @@ void add_trainings(Folders& folders, const fs::path& folder, std::vector<SavedSt
     SavedState state{.kind = StateKind::training, .folder = folder, .named = folder};
     state.tag = name_of(folder);
     state.training = {*weights, file};
+    state.file = file;
     states.push_back(std::move(state));
   }
   if (states.size() < before + 2) return;

@@ -47,6 +47,7 @@ struct SavedState {
   // For training, and for weights without an optimizer.
   TrainingPaths training = {};
   std::string model = {};  // of several in the folder what the file of its weights is called
+  std::filesystem::path file = {};  // one of its files, which a user can give: it means this state
 
   // The path below `above` that tells it from the others.
   std::filesystem::path below(const std::filesystem::path& above) const;

@@ -368,7 +368,7 @@ class Finder {
       of_file_ = {StateKind::dcp};
     } else if (is_latest(file)) {
       if (tag_.empty()) tag_ = tag_named_by(file);
-    } else if (parse_rank_name(name)) {
+    } else if ((rank_name_ = parse_rank_name(name))) {
       of_file_ = {StateKind::rank_files};
     } else if (is_training_file(file)) {
       of_file_ = {StateKind::training};
@@ -384,11 +384,22 @@ class Finder {
     if (!of_file_.empty() && tag_.empty()) {
       std::vector<SavedState> states = states_in(folders_, path_);
       std::erase_if(states, [&](const SavedState& state) {
-        return !of_file_.contains(state.kind) || state.training.optimizer != optimizer_;
+        return !of_file_.contains(state.kind) || state.training.optimizer != optimizer_ ||
+               !may_be_of(state, rank_name_);
       });
       return states;
     }
     return tag_.empty() ? find_states(folders_, path_) : states_of_tag();
+  }
+
+  // True unless the file of that name is of another set of one rank's files.
+  static bool may_be_of(const SavedState& state, const std::optional<RankName>& file) {
+    if (!file) return true;
+    const auto& [front, back] = state.rank_name;
+    const RankName own{.front = front, .rank = file->rank, .back = back};
+    const std::string name = file->of_rank(file->rank);
+    return name == own.of_rank(own.rank) || name == own.sibling("optim") ||
+           name == own.sibling("extra_state");
   }
 
   std::vector<SavedState> states_of_tag() {
@@ -545,6 +556,7 @@ class Finder {
   fs::path top_;   // that the states are below
   std::set<StateKind> of_file_;
   fs::path optimizer_;                  // of a training, where its file was given
+  std::optional<RankName> rank_name_;   // where one rank's file was given
   std::optional<fs::path> first_root_;  // that has the `.metadata`
   fs::path given_;                      // in its place
 };
