@@ -29,16 +29,16 @@ std::vector<OneOfSeveral> each_of(const std::vector<std::string>& paths, const s
   std::vector<OneOfSeveral> all;
   for (const std::string& path : paths) {
     if (!means_every_tag(path, tag)) {
-      all.push_back({path, tag, path});
+      all.push_back({path, tag, model, path});
       continue;
     }
     try {
       for (const NamedCheckpoint& each : all_checkpoints(path, model)) {
         const std::string name = paths.size() == 1 ? each.name : path + ": " + each.name;
-        all.push_back({each.path.string(), each.tag, name});
+        all.push_back({each.path.string(), each.tag, each.model, name});
       }
     } catch (const Error& error) {
-      all.push_back({path, tag, path, error});
+      all.push_back({path, tag, model, path, error});
     }
   }
   return all;

@@ -14,6 +14,7 @@ namespace dsckpt::inspect {
 struct OneOfSeveral {
   std::string path;
   std::string tag;                  // "": the default of the path
+  std::string model;                // of several there
   std::string name;                 // distinguishes it from the others
   std::optional<Error> error = {};  // why its checkpoints cannot be listed
 };

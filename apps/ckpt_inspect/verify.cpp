@@ -99,7 +99,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArgu
   }
   VerifyOptions options = args.verify;
   options.roots = roots;
-  options.model = args.contents.model;
+  options.model = each.model;
   options.tag = each.tag;
   options.tp_rules = args.contents.tp_rules;
   options.threads = common.threads;

@@ -49,6 +49,7 @@ int for_each_tag(const CLI::App& app, const Common& common, std::string& input,
   for (const NamedCheckpoint& each : all) {
     input = each.path.string();
     source.tag = each.tag;
+    source.model = each.model;
     output = (folder / each.name).string();
     try {
       status = std::max(status, convert());

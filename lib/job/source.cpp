@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "base/bytes.h"
@@ -183,10 +184,16 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
 
 namespace {
 
+// One of an average.
+struct AveragedPath {
+  fs::path path;
+  std::string model;  // of several in its files
+};
+
 // Returns the complete checkpoints in `folder`, sorted by step. Adds notes on the others.
-std::vector<fs::path> complete_ones(const fs::path& folder, const SourceOptions& options,
-                                    std::vector<std::string>& notes) {
-  std::vector<std::pair<int64_t, fs::path>> found;
+std::vector<AveragedPath> complete_ones(const fs::path& folder, const SourceOptions& options,
+                                        std::vector<std::string>& notes) {
+  std::vector<std::pair<int64_t, AveragedPath>> found;
   const std::vector<NamedCheckpoint> all = all_checkpoints(folder, options.model);
   check_ages(folder, all);
   for (const NamedCheckpoint& each : all) {
@@ -195,20 +202,23 @@ std::vector<fs::path> complete_ones(const fs::path& folder, const SourceOptions&
       inputs.watch(options.progress);
       OpenOptions open = open_options(options);
       open.tag = each.tag;
+      open.model = each.model;
       const Checkpoint checkpoint = Checkpoint::open(inputs, each.path, open);
       if (!checkpoint.facts().global_steps) throw InconsistentError({}, "has no step number");
-      found.emplace_back(*checkpoint.facts().global_steps,
-                         each.tag.empty() ? each.path : each.path / each.tag);
+      const fs::path one = each.tag.empty() ? each.path : each.path / each.tag;
+      found.emplace_back(*checkpoint.facts().global_steps, AveragedPath{one, each.model});
     } catch (const InterruptedError&) {
       throw;
     } catch (const Error& error) {
       notes.push_back(each.name + " is left out, it cannot be read: " + error.what());
     }
   }
-  std::sort(found.begin(), found.end());
-  std::vector<fs::path> paths;
-  for (auto& [step, path] : found) paths.push_back(std::move(path));
-  return paths;
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.first, a.second.path) < std::tie(b.first, b.second.path);
+  });
+  std::vector<AveragedPath> sorted;
+  for (auto& [step, each] : found) sorted.push_back(std::move(each));
+  return sorted;
 }
 
 // Returns the number of checkpoints in the folder, or 0 if it is unknown.
@@ -220,14 +230,19 @@ size_t tags_in(const fs::path& folder, const SourceOptions& options) {
   }
 }
 
-std::vector<fs::path> averaged_paths(const std::vector<fs::path>& paths,
-                                     const SourceOptions& options, const AverageOptions& average,
-                                     std::vector<std::string>& notes) {
-  if (average.last == 0) return paths;
+std::vector<AveragedPath> averaged_paths(const std::vector<fs::path>& paths,
+                                         const SourceOptions& options,
+                                         const AverageOptions& average,
+                                         std::vector<std::string>& notes) {
+  if (average.last == 0) {
+    std::vector<AveragedPath> all;
+    for (const fs::path& path : paths) all.push_back({path, options.model});
+    return all;
+  }
   if (paths.size() != 1 || !options.tag.empty()) {
     throw UsageError("--last takes the newest tags of one folder; leave out --tag");
   }
-  std::vector<fs::path> tags = complete_ones(paths.front(), options, notes);
+  std::vector<AveragedPath> tags = complete_ones(paths.front(), options, notes);
   if (tags.size() < average.last) {
     UsageError error("--last " + std::to_string(average.last) + ": " + paths.front().string() +
                      " has " + counted(tags.size(), "complete tag"));
@@ -303,7 +318,7 @@ std::string averaged_text(const std::vector<AveragedCheckpoint>& parts) {
 Source Source::open_average(const std::vector<fs::path>& paths, const SourceOptions& options,
                             const AverageOptions& average) {
   std::vector<std::string> notes;
-  const std::vector<fs::path> all = averaged_paths(paths, options, average, notes);
+  const std::vector<AveragedPath> all = averaged_paths(paths, options, average, notes);
   check_average(average, options, all.size());
   auto impl = std::make_shared<Impl>();
   impl->options = options;
@@ -312,13 +327,14 @@ Source Source::open_average(const std::vector<fs::path>& paths, const SourceOpti
   std::vector<AveragedCheckpoint> parts;
   std::set<fs::path> folders;
   for (size_t i = 0; i < all.size(); ++i) {
+    const auto& [path, model] = all[i];
     OpenOptions open = open_options(options);
+    open.model = model;
     open.folders = std::make_shared<Folders>();
     auto checkpoint = std::make_shared<const Checkpoint>(
-        is_weights_input(*open.folders, all[i], options.tag, Beside::shards)
-            ? weights_alone(*impl->inputs, all[i],
-                            {.model = options.model, .folders = open.folders})
-            : Checkpoint::open(*impl->inputs, all[i], open));
+        is_weights_input(*open.folders, path, options.tag, Beside::shards)
+            ? weights_alone(*impl->inputs, path, {.model = model, .folders = open.folders})
+            : Checkpoint::open(*impl->inputs, path, open));
     if (!folders.insert(fs::weakly_canonical(checkpoint->tag_folder())).second) {
       throw UsageError(checkpoint->tag_folder().string() + ": is given twice")
           .with_hint("--weights makes a checkpoint count more");

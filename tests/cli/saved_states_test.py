@@ -72,6 +72,64 @@ class SavedStatesTest(CliTest):
         for path in (scratch.tag, scratch.folder / "model.safetensors"):
             self.assertEqual(run_tool("zero-to-fp32", path, self.new_path()).returncode, 0)
 
+    def copy(self, case, folder, step):
+        shutil.copytree(self.scratch(case).tag, folder)
+        cli_common.set_step(folder, step)
+
+    def test_one_of_two_models_is_averaged_and_converted_at_each_step(self):
+        runs = self.new_path("runs")
+        self.copy("z2_bf16_w2", runs / "actor" / "step_1", 1)
+        for step in (1, 2, 3):
+            self.copy("z1_fp32_w2", runs / "critic" / f"step_{step}", step)
+        self.copy("z1_fp32_w2", runs.parent / "other" / "step_1", 1)  # of nobody who was asked
+        out = self.new_path()
+        done = run_tool("zero-to-fp32", "--average", runs, out, "--last", "2", "--model", "critic")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("step_2 (50.0 %), step_3 (50.0 %)", done.stderr)
+        self.assertTrue(self.is_of(self.scratch("z1_fp32_w2").case, torch_files.load(out / "pytorch_model.bin")))
+        done = run_tool("zero-to-fp32", "--average", runs, self.new_path(), "--last", "2")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("--model", done.stderr)
+        each = self.new_path()
+        done = run_tool("zero-to-fp32", runs, each, "--tag", "all", "--model", "critic")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(path.name for path in each.iterdir()), ["step_1", "step_2", "step_3"])
+        done = run_tool("ckpt-inspect", "verify", runs, "--tag", "all", "--model", "critic")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertNotIn("actor", done.stdout)
+
+    def hinted_file(self, folder):
+        """The hint for states in one folder names a file, which is of one of them."""
+        done = run_tool("zero-to-fp32", folder, self.new_path())
+        self.assertEqual(done.returncode, 3, done.stderr)
+        found = re.search("give the file of one: (.*)", done.stderr)
+        self.assertTrue(found, done.stderr)
+        return pathlib.Path(found[1])
+
+    def test_a_file_tells_shards_from_dcp_in_one_folder(self):
+        scratch = self.scratch("z2_bf16_w2")
+        folder = scratch.tag
+        dcp = self.new_path("dcp")
+        self.assertEqual(run_tool("to-dcp", folder, dcp, "--dp", "1").returncode, 0)
+        for path in dcp.iterdir():
+            shutil.copy(path, folder / path.name)
+        for path in (self.hinted_file(folder), next(folder.glob("*optim_states.pt")), folder / ".metadata"):
+            done = run_tool("zero-to-fp32", path, self.new_path())
+            self.assertEqual(done.returncode, 0, (path, done.stderr))
+
+    def test_a_file_tells_sets_of_ranks_in_one_folder(self):
+        folder = self.new_path("ranks")
+        folder.mkdir()
+        for ranks, first in ((1, 0), (2, 10)):
+            for rank in range(ranks):
+                torch_files.save({"a": torch_files.full(2, value=float(first + rank))},
+                                 folder / f"model_world_size_{ranks}_rank_{rank}.pt")
+        hinted = self.hinted_file(folder)
+        self.assertRegex(hinted.name, "model_world_size_[12]_rank_0.pt")
+        done = run_tool("zero-to-fp32", folder / "model_world_size_1_rank_0.pt", self.new_path())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(run_tool("ckpt-inspect", "list", hinted).returncode, 0)
+
 
 if __name__ == "__main__":
     cli_common.main()

@@ -76,6 +76,11 @@ std::vector<std::string> components(const fs::path& path) {
   return all;
 }
 
+// What tells the state from others below `path`: of `path`'s own tags, the tag.
+fs::path path_of(const fs::path& path, const SavedState& state) {
+  return state.is_latest && state.named == path ? fs::path(state.tag) : state.below(path);
+}
+
 // True if both may be of one model, as far as the names tell.
 bool may_be_ages(const fs::path& a, const fs::path& b) {
   const std::vector<std::string> of_a = components(a);
@@ -238,8 +243,7 @@ const SavedState* latest_of(const fs::path& path, const std::vector<SavedState>&
 }  // namespace
 
 std::string model_name(const fs::path& path, const SavedState& state) {
-  const bool is_tag_of_path = state.is_latest && state.named == path;
-  const fs::path below = is_tag_of_path ? fs::path(state.tag) : state.below(path);
+  const fs::path below = path_of(path, state);
   for (const std::string& part : components(below)) {
     const NameParts parts = parts_of(part);
     if (!parts.is_age || !parts.rest.empty()) return part;
@@ -251,11 +255,10 @@ std::vector<std::string> lines_of(const fs::path& path, const std::vector<SavedS
   std::vector<std::array<std::string, 3>> rows;
   size_t width = 0;
   for (const SavedState& state : states) {
-    const bool is_tag_of_path = state.is_latest && state.named == path;
     std::string step = state.step ? "step " + std::to_string(*state.step) : "of no known step";
     if (!state.damage.empty()) step = state.damage;
-    rows.push_back({is_tag_of_path ? state.tag : state.below(path).string(),
-                    std::string(to_string(state.kind)), std::move(step)});
+    rows.push_back(
+        {path_of(path, state).string(), std::string(to_string(state.kind)), std::move(step)});
     width = std::max(width, rows.back()[0].size());
   }
   std::vector<std::string> lines;
@@ -266,15 +269,16 @@ std::vector<std::string> lines_of(const fs::path& path, const std::vector<SavedS
   return lines;
 }
 
+bool is_named(const fs::path& path, const SavedState& state, const std::string& model) {
+  return has_word(components(path_of(path, state)), model);
+}
+
 std::vector<SavedState> of_model(const fs::path& path, std::vector<SavedState> states,
                                  const std::string& model) {
   if (model.empty()) return states;
   std::vector<SavedState> found;
   for (const SavedState& state : states) {
-    const bool is_tag_of_path = state.is_latest && state.named == path;
-    const std::vector<std::string> parts =
-        components(is_tag_of_path ? fs::path(state.tag) : state.below(path));
-    if (has_word(parts, model)) found.push_back(state);
+    if (is_named(path, state, model)) found.push_back(state);
   }
   if (!found.empty()) return found;
   const auto may_have_models = [](const SavedState& state) {

@@ -21,6 +21,9 @@ struct ChosenState {
   std::vector<SavedState> damaged = {};  // of no known step; the note names them
 };
 
+// True if a folder between `path` and the state's files, or its tag, is called `model`.
+bool is_named(const std::filesystem::path& path, const SavedState& state, const std::string& model);
+
 // The states of `model` among `states`, which are below `path`. `model` is the name of one of their
 // folders. All of them for "", and if the model may be one within files of DCP. Throws UsageError
 // that lists the models if none has this name.

@@ -638,7 +638,8 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::st
       std::replace(name.begin(), name.end(), '/', '-');
     }
     const bool has_tag = state.named == path && state.folder == state.named / state.tag;
-    all.push_back({state.named, has_tag ? state.tag : "", name, state});
+    const bool is_chosen = is_named(path, state, model);
+    all.push_back({state.named, has_tag ? state.tag : "", name, state, is_chosen ? "" : model});
   }
   return all;
 }

@@ -99,6 +99,7 @@ struct NamedCheckpoint {
   std::string tag;   // or "": what `path` is, or its `latest` names
   std::string name;  // that tells it from the others, for a file
   SavedState state;
+  std::string model;  // of several in its files; "" where `path` itself chooses it
 };
 
 // All checkpoints in `path`, a folder with tags or a training's output. Those with a known step
