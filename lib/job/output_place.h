@@ -16,7 +16,7 @@
 
 namespace dsckpt {
 
-// The folder that is written for `output`: of a whole output, what a link leads to.
+// The folder that is written for `output`. If the output is whole, links are followed.
 std::filesystem::path target_of(const Job::Impl& job, const std::filesystem::path& output);
 
 // The place of an output in an object store, or nullopt for a folder. Throws UsageError for a
@@ -32,8 +32,7 @@ IoChoice io_of(const Job::Impl& job, const std::filesystem::path& output,
 IoChoice io_to(const Job::Impl& job, const std::filesystem::path& output,
                const RunOptions& options);
 
-// The output, of which nothing is looked at or written yet. The identity in `sharing` must outlive
-// it.
+// The output, before its preparation. The identity in `sharing` must outlive it.
 std::unique_ptr<Output> output_of(const Job::Impl& job, const std::filesystem::path& output,
                                   const RunOptions& options, const IoChoice& io,
                                   const Sharing& sharing);

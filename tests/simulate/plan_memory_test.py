@@ -66,7 +66,7 @@ class PlanMemory(unittest.TestCase):
         self.check(800, "reshard", "OUT", "--dp", "48", "--dry-run")
 
     def test_plans_of_steps(self):
-        # What a rank costs by itself weighs more with fewer tensors.
+        # With fewer tensors, the fixed cost of a rank weighs more.
         small = {"model": SMALL_MODEL, "tensors": SMALL_TENSORS}
         self.check(600, "zero-to-fp32", "OUT", "--emit-plan", **small)
         self.check(800, "to-universal", "--output_folder", "OUT", "--emit-plan", source=["--input_folder"], **small)

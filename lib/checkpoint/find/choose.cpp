@@ -76,7 +76,7 @@ std::vector<std::string> components(const fs::path& path) {
   return all;
 }
 
-// What tells the state from others below `path`: of `path`'s own tags, the tag.
+// The state's path below `path`; for a tag of `path` itself, the tag.
 fs::path path_of(const fs::path& path, const SavedState& state) {
   return state.is_latest && state.named == path ? fs::path(state.tag) : state.below(path);
 }
