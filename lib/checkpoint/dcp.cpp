@@ -419,7 +419,7 @@ class DcpReader {
 
   ParamKind kind_of(const DcpKeys::Named& each, DType dtype) const {
     if (trained_.contains(each.name)) return ParamKind::trainable;
-    if (!is_floating_point(dtype) || is_batch_norms(each.name)) return ParamKind::buffer;
+    if (!may_be_trained(dtype, each.name)) return ParamKind::buffer;
     return trained_.empty() ? ParamKind::trainable : ParamKind::frozen;
   }
 

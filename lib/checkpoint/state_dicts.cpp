@@ -21,6 +21,12 @@ using pickle::Value;
 
 constexpr size_t kMostNumberDigits = 18;  // of an optimizer's number
 
+// A buffer of torch's batch norm.
+bool is_batch_norms(std::string_view name) {
+  const std::string_view last = name.substr(name.rfind('.') + 1);
+  return last == "running_mean" || last == "running_var" || last == "num_batches_tracked";
+}
+
 class StateDicts {
  public:
   StateDicts(CheckpointDraft& draft, std::vector<ModelEntry> model, const OptimizerDict* optimizer,
@@ -54,9 +60,8 @@ class StateDicts {
   }
 
  private:
-  bool may_be_trained(size_t i) const {
-    return owner_[i] == i && is_floating_point(model_[i].value.dtype()) &&
-           !is_batch_norms(model_[i].name);
+  bool may_be_owned(size_t i) const {
+    return owner_[i] == i && may_be_trained(model_[i].value.dtype(), model_[i].name);
   }
 
   // The optimizer may have any of the names of the same elements: that one is the owner.
@@ -160,7 +165,7 @@ class StateDicts {
   std::vector<std::string> trainable_names() const {
     std::vector<std::string> names;
     for (size_t i = 0; i < model_.size(); ++i) {
-      if (may_be_trained(i)) names.push_back(model_[i].name);
+      if (may_be_owned(i)) names.push_back(model_[i].name);
     }
     return names;
   }
@@ -168,10 +173,10 @@ class StateDicts {
   ParamKind kind_of(size_t i, bool is_assigned) {
     const size_t owner = owner_[i];
     if (optimizer_ == nullptr || !is_assigned) {
-      return may_be_trained(owner) ? ParamKind::trainable : ParamKind::buffer;
+      return may_be_owned(owner) ? ParamKind::trainable : ParamKind::buffer;
     }
     if (!key_[owner].empty()) return ParamKind::trainable;
-    if (!may_be_trained(owner)) return ParamKind::buffer;
+    if (!may_be_owned(owner)) return ParamKind::buffer;
     ++told_by_type_;
     return ParamKind::frozen;
   }
@@ -242,9 +247,8 @@ class StateDicts {
 
 }  // namespace
 
-bool is_batch_norms(std::string_view name) {
-  const std::string_view last = name.substr(name.rfind('.') + 1);
-  return last == "running_mean" || last == "running_var" || last == "num_batches_tracked";
+bool may_be_trained(DType dtype, std::string_view name) {
+  return is_floating_point(dtype) && !is_batch_norms(name);
 }
 
 int place_of_kind(const Param& param) {

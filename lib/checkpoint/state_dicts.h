@@ -56,8 +56,8 @@ void read_state_dicts(CheckpointDraft& draft, std::vector<ModelEntry> model,
 // the ways to name them.
 UnsupportedError unnamed_states(const std::filesystem::path& folder);
 
-// True if a tensor is a buffer of torch's batch norm, by its name.
-bool is_batch_norms(std::string_view name);
+// True if a tensor may be a parameter that is trained, by its type and name.
+bool may_be_trained(DType dtype, std::string_view name);
 // The place of a parameter's kind in Checkpoint::params().
 int place_of_kind(const Param& param);
 // In the order of Checkpoint::params().

@@ -85,7 +85,7 @@ bool fits(const OptimizerDict& optimizer, const std::vector<ModelEntry>& model) 
   std::vector<Shape> trained;
   std::set<std::string> places;  // tied parameters count once
   for (const ModelEntry& entry : model) {
-    if (!is_floating_point(entry.value.dtype()) || is_batch_norms(entry.name)) continue;
+    if (!may_be_trained(entry.value.dtype(), entry.name)) continue;
     if (!entry.place.empty() && !places.insert(entry.place).second) continue;
     trained.push_back(entry.value.shape());
   }

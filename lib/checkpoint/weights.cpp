@@ -263,6 +263,7 @@ std::vector<SavedState> states_of_weights(Folders& folders, const fs::path& fold
     SavedState state{.kind = StateKind::weights, .folder = folder, .named = folder};
     state.model = set.name;
     state.training.weights = set.first();
+    state.file = set.first();
     states.push_back(std::move(state));
   }
   return states;

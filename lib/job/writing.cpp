@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "exec/executor.h"
+#include "exec/portion.h"
 #include "exec/rank_work.h"
 #include "io/file_system.h"
 

@@ -47,7 +47,8 @@ struct SavedState {
   // For training, and for weights without an optimizer.
   TrainingPaths training = {};
   std::string model = {};  // of several in the folder what the file of its weights is called
-  std::filesystem::path file = {};  // one of its files, which a user can give: it means this state
+  // One of its files, which means this state where a user gives it. Empty if none is there.
+  std::filesystem::path file = {};
 
   // The path below `above` that tells it from the others.
   std::filesystem::path below(const std::filesystem::path& above) const;
