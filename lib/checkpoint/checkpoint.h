@@ -331,8 +331,8 @@ class Checkpoint {
   // The world of one mp rank as a checkpoint of its own. It has this rank's slices of the
   // parameters, with all experts, and its files. It borrows this checkpoint, whose model must be
   // split over ranks or files (CheckpointFacts::model_parallel). Values from other files are cut as
-  // give_values() does it (other_values.h), and errors are its own. Throws UnsupportedError for
-  // experts without ZeRO; their ranks are not read one by one.
+  // give_values() does it (other_values.h), and errors are its own. Throws UnsupportedError for a
+  // universal checkpoint, which has no files of ranks.
   Checkpoint world(uint32_t mp_rank) const;
 
   Checkpoint(Checkpoint&&) noexcept;

@@ -19,6 +19,7 @@ using pickle::Value;
 namespace {
 
 constexpr std::string_view kLocalExperts = "deepspeed_experts.";
+constexpr std::array<std::string_view, 3> kFusedWeights{".w1", ".w2", ".w3"};
 
 int64_t count_of(const Fields& layer, std::string_view key) {
   const int64_t count = layer.integer(key);
@@ -54,11 +55,40 @@ std::optional<ExpertName> parse_expert_name(const std::string& name) {
   return ExpertName{name.substr(0, begin), number, name.substr(after)};
 }
 
+bool is_expert(const Param& param) {
+  return param.form.ep_num_experts.has_value() || parse_expert_name(param.name).has_value();
+}
+
 std::string_view autoep_layers_key(const Value& root) {
   return root.find_or_none(keys::kAutoEpLayers).is_none() &&
                  !root.find_or_none(keys::kAutoEpLayersLegacy).is_none()
              ? keys::kAutoEpLayersLegacy
              : keys::kAutoEpLayers;
+}
+
+std::vector<std::string> AutoEpRecord::fused() const {
+  std::vector<std::string> names;
+  for (const std::string_view weight : kFusedWeights) names.push_back(prefix + std::string(weight));
+  return names;
+}
+
+std::vector<AutoEpRecord> autoep_records(const pickle::Value& root) {
+  const std::string_view key = autoep_layers_key(root);
+  std::vector<AutoEpRecord> records;
+  for (const Value& layer : root.find_or_none(key).sequence_or_empty()) {
+    in_context({.member = std::string(key)}, [&] {
+      const int64_t number = layer.at("moe_layer_id").as_int();
+      const int64_t experts = layer.at("num_experts").as_int();
+      if (number < 0 || number > kMaxExperts || experts < 1 || experts > kMaxExperts) {
+        throw CorruptError(
+            {}, "says that layer " + std::to_string(number) + " has " + counted(experts, "expert"));
+      }
+      records.push_back({.number = static_cast<uint32_t>(number),
+                         .num_experts = experts,
+                         .prefix = std::string(layer.at("expert_key_prefix").as_string())});
+    });
+  }
+  return records;
 }
 
 bool is_folded(const pickle::Value& root) {
@@ -76,7 +106,7 @@ Experts::Experts(const ModelStates& model) {
                 .ep_size = count_of(fields, "ep_size"),
                 .placement = fields.get("expert_placement").value_or(Value()),
                 .where = fields.where()};
-    for (const std::string_view weight : {".w1", ".w2", ".w3"}) {
+    for (const std::string_view weight : kFusedWeights) {
       if (!layers_.emplace(prefix + std::string(weight), layer).second) {
         throw InconsistentError(fields.where(), "describes '" + prefix + "' a second time");
       }

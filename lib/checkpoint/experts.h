@@ -31,9 +31,23 @@ struct ExpertName {
 };
 std::optional<ExpertName> parse_expert_name(const std::string& name);
 
+// True for a parameter of one of DeepSpeed's own experts, or of several of AutoEP's.
+bool is_expert(const Param& param);
+
 // Where a model-states file describes AutoEP's layers: ds_autoep_layers, or as older releases call
 // it.
 std::string_view autoep_layers_key(const pickle::Value& root);
+// One of AutoEP's layers as a model-states file describes it.
+struct AutoEpRecord {
+  uint32_t number = 0;  // among the model's layers of experts
+  int64_t num_experts = 0;
+  std::string prefix;  // "model.layers.0.mlp.experts"
+
+  // The names of its fused parameters: PREFIX.w1, .w2, .w3.
+  std::vector<std::string> fused() const;
+};
+// None without AutoEP. Throws CorruptError for a record of the wrong form.
+std::vector<AutoEpRecord> autoep_records(const pickle::Value& root);
 // True if a model-states file says that AutoEP is folded with tensor parallelism: the
 // tensor-parallel ranks hold different experts. Its worlds cannot be read one by one.
 bool is_folded(const pickle::Value& root);

@@ -286,11 +286,8 @@ Checkpoint Checkpoint::world(uint32_t mp_rank) const {
   if (whole.run != nullptr) return given_world(whole.run->world(mp_rank), mp_rank);
   if (!whole.worlds) {
     throw UnsupportedError({.file = whole.folder.path.string()},
-                           "has experts and no ZeRO: the optimizers of expert-parallel ranks are "
-                           "not read one by one")
-        .with_hint(
-            "to-dcp makes the model whole; reshard --like CHECKPOINT, of a run with ZeRO, "
-            "continues from that");
+                           "has no files of the ranks that its model is split over")
+        .with_hint("a checkpoint that the run itself has saved has them");
   }
   const World& world = whole.worlds->all.at(mp_rank);
   CheckpointDraft draft{.inputs = whole.inputs,

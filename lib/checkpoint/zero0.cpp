@@ -82,7 +82,14 @@ class ExpertFiles {
     return static_cast<uint32_t>(std::max<size_t>(1, optimizers_.size()));
   }
   bool is_expert(const std::string& name) const {
-    return experts_.is_fused(name) || native_names_.contains(name);
+    return experts_.is_fused(name) || native_layers_.contains(name);
+  }
+  // The name that `ep_rank` itself gives to one of its parameters.
+  std::string local_name(const std::string& name, uint32_t ep_rank) const {
+    const auto layer = native_layers_.find(name);
+    if (layer == native_layers_.end()) return name;
+    const auto expert = parse_expert_name(name);
+    return expert->with(expert->number - int64_t{ep_rank} * local_count(layer->second));
   }
   bool is_fused(const std::string& name) const { return experts_.is_fused(name); }
 
@@ -110,7 +117,7 @@ class ExpertFiles {
       placed.emplace_back(at->second, std::pair(name, std::move(value)));
     };
     for (const Native& expert : native_) {
-      if (expert.number / local_count(expert) == ep_rank) {
+      if (expert.number / local_count(expert.layer) == ep_rank) {
         place(expert.module, expert.name, expert.value);
       }
     }
@@ -154,19 +161,20 @@ class ExpertFiles {
           }
           const std::string module = name.substr(0, name.find("experts.deepspeed_experts."));
           per_layer_[shard.name.layer].insert(shard.name.expert);
-          if (!native_names_.insert(name).second) throw InconsistentError({}, "is named twice");
+          if (!native_layers_.emplace(name, shard.name.layer).second) {
+            throw InconsistentError({}, "is named twice");
+          }
           native_.push_back({name, module, shard.name.layer, shard.name.expert, std::move(tensor)});
         });
       }
     });
   }
 
-  uint32_t local_count(const Native& expert) const {
-    const auto count = static_cast<uint32_t>(per_layer_.at(expert.layer).size());
+  uint32_t local_count(uint32_t layer) const {
+    const auto count = static_cast<uint32_t>(per_layer_.at(layer).size());
     if (count % ep_size() != 0) {
-      throw InconsistentError({}, counted(count, "expert") + " of layer " +
-                                      std::to_string(expert.layer) + " are on " +
-                                      counted(ep_size(), "expert-parallel rank"));
+      throw InconsistentError({}, counted(count, "expert") + " of layer " + std::to_string(layer) +
+                                      " are on " + counted(ep_size(), "expert-parallel rank"));
     }
     return count / ep_size();
   }
@@ -195,7 +203,7 @@ class ExpertFiles {
   std::vector<const Shard*> optimizers_;
   std::map<uint32_t, std::set<uint32_t>> per_layer_;  // the experts of each layer
   std::vector<Native> native_;
-  KeyedSet<std::string> native_names_;
+  KeyedMap<std::string, uint32_t> native_layers_;  // by name
   KeyedMap<std::string, std::map<uint32_t, TensorSource>> fused_;
 };
 
@@ -241,8 +249,7 @@ class Zero0Reader {
                                world.model->fields[keys::kOptimizer]};
       }
     }
-    // Each expert-parallel rank has an optimizer of its own.
-    if (!draft_.folder.has(ShardName::Kind::expert)) keep_worlds(draft_, models_, worlds_);
+    keep_worlds(draft_, models_, worlds_);
     assemble(draft_, worlds_, layers_);
     for (const World& world : worlds_) world.model->note_not_tensors(draft_);
   }
@@ -288,6 +295,20 @@ class Zero0Reader {
            !optimizer_of(model.shard());
   }
 
+  // The groups of the optimizer of `ep_rank`, by the names on that rank. An optimizer without ZeRO
+  // may have experts beside other parameters.
+  static std::vector<ParamGroup> on_rank(std::vector<ParamGroup> groups, const ExpertFiles& experts,
+                                         uint32_t ep_rank) {
+    for (ParamGroup& group : groups) {
+      for (std::string& name : group.params) {
+        if (!experts.is_expert(name)) continue;
+        group.ep_size = experts.ep_size();
+        name = experts.local_name(name, ep_rank);
+      }
+    }
+    return groups;
+  }
+
   // A model-states file, and the experts that belong to it.
   void read_rank(const ModelStates& model) {
     ExpertFiles experts(draft_, model);
@@ -305,14 +326,16 @@ class Zero0Reader {
       const Shard& shard =
           experts.optimizers().empty() ? model.shard() : *experts.optimizers()[ep_rank];
       PlainOptimizer found = plain(shard, experts.with_experts(params, ep_rank));
-      groups.add(found.groups);
+      groups.add(on_rank(found.groups, experts, ep_rank));
       for (OwnedParam& param : found.owned) {
-        if (ep_rank > 0 && !experts.is_expert(param.name)) continue;  // as on the first rank
+        const bool is_expert = experts.is_expert(param.name);
+        if (ep_rank > 0 && !is_expert) continue;  // as on the first rank
         if (is_told_frozen(model, param.name)) {
           world.frozen.add(param.name, param.master);
           continue;
         }
-        if (experts.is_fused(param.name)) {
+        if (is_expert) {
+          param.name = experts.local_name(param.name, ep_rank);
           param.ep_rank = ep_rank;
           param.ep_size = experts.ep_size();
         }

@@ -77,11 +77,21 @@ std::optional<Found> stateless_member(const Choice& choice) {
   if (choice.target.stage == 0 || choice.source.checkpoint.zero_stage != 0) return std::nullopt;
   const ParamIndex& params = choice.source.params;
   if (std::none_of(params.all().begin(), params.all().end(), has_states)) return std::nullopt;
+  const ExpertNames experts(params.all(), choice.source.folder);
   for (const RunGroup& group : choice.target.groups) {
-    for (const std::string& name : group.params) {
+    for (const std::string_view name : experts.members_of(group)) {
       const Param& param = *params.find(name);
-      if (!param.fresh && !has_states(param)) return Found{.tensor = name};
+      if (!param.fresh && !has_states(param)) return Found{.tensor = std::string(name)};
     }
+  }
+  return std::nullopt;
+}
+
+std::optional<Found> expert_without_optimizer(const Choice& choice) {
+  if (choice.target.stage != 3) return std::nullopt;
+  for (const std::string& name : choice.source.autoep_params) {
+    const Param* param = choice.source.params.find(name);
+    if (param == nullptr || !is_trained(*param)) return Found{.tensor = name};
   }
   return std::nullopt;
 }

@@ -18,6 +18,8 @@ std::optional<Found> wrong_member(const Choice& choice);
 // Under ZeRO from stage 0: parameters without states beside others with some. The reason is that
 // torch's own optimizer also lists the frozen parameters it was given, without states.
 std::optional<Found> stateless_member(const Choice& choice);
+// Stage 3: an expert of AutoEP's that is not trained.
+std::optional<Found> expert_without_optimizer(const Choice& choice);
 
 // Stages 1 and 2: a flat vector cannot be empty. Stage 3 keeps a group of frozen parameters only,
 // as torch does.

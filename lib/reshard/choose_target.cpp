@@ -64,6 +64,7 @@ void choose_groups(Choice& choice) {
 // Every group keeps the number of ranks that its experts are spread over, unless --ep says another.
 void choose_experts(Choice& choice) {
   ReshardTarget& target = choice.target;
+  target.expert_optimizers = target.stage == 0 && choice.source.has_expert_layers;
   if (!choice.has_experts()) return;
   if (choice.options.ep) {
     ExpertNames(choice.source.params.all(), choice.source.folder)
@@ -199,8 +200,8 @@ bool Choice::keeps_plain_optimizer() const {
   const bool has_old_masters = source.checkpoint.has_given_weights() &&
                                source.checkpoint.optimizer_wrapper != EngineWrapper::plain;
   return !has_old_masters && target.stage == 0 && source.checkpoint.zero_stage == 0 &&
-         !source.checkpoint.regridded && !is_other_run() && !source.checkpoint.is_universal() &&
-         !source.checkpoint.from_weights();
+         !source.has_expert_layers && !source.checkpoint.regridded && !is_other_run() &&
+         !source.checkpoint.is_universal() && !source.checkpoint.from_weights();
 }
 
 bool Choice::layout_is_in_files() const {

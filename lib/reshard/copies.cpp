@@ -164,8 +164,41 @@ void RankFreeFiles::check(const Checkpoint& world, uint32_t mp_rank) const {
                                                  " missing:" + listed(missing.names));
 }
 
+// engine.py _save_moe_checkpoint.
+void RankFreeFiles::make_experts(const Checkpoint& world, const ReshardTarget& target) {
+  const DType dtype = target.param_dtype.value_or(target.saved_param_dtype);
+  for (const AutoEpRecord& layer : autoep_records(root_of(world))) {
+    std::vector<std::pair<std::string, const Param*>> params;
+    for (const std::string& name : layer.fused()) {
+      const Param* param = world.find(name);
+      if (param == nullptr || param->weight.shape().empty() ||
+          param->weight.shape()[0] != layer.num_experts) {
+        throw InconsistentError({.file = folder_, .tensor = name},
+                                "is not there for " + counted(layer.num_experts, "expert"));
+      }
+      params.emplace_back(name, param);
+    }
+    for (int64_t expert = 0; expert < layer.num_experts; ++expert) {
+      MadeFile file{.name = {.kind = Kinds::expert,
+                             .mp_rank = target.mp_rank,
+                             .layer = layer.number,
+                             .expert = static_cast<uint32_t>(expert)},
+                    .tensors = {}};
+      for (const auto& [name, param] : params) {
+        const TensorSource& all = param->weight;
+        const Shape shape(all.shape().begin() + 1, all.shape().end());
+        file.tensors.emplace_back(name + "." + std::to_string(expert),
+                                  all.narrow(0, expert, 1).view(shape).to(dtype));
+      }
+      made_.push_back(std::move(file));
+    }
+  }
+}
+
 void RankFreeFiles::take_values(const Checkpoint& world, const ReshardTarget& target) {
   const CheckpointFacts& facts = world.facts();
+  has_expert_files_ = target.stage != 3;
+  if (facts.zero_stage == 3 && has_expert_files_) make_experts(world, target);
   param_dtype_ = target.param_dtype;
   if (!param_dtype_ && !facts.has_given_weights() && !facts.from_weights()) return;
   KeyedMap<std::string, TensorSource>& values = values_[target.mp_rank % mesh_.tp];
@@ -222,11 +255,26 @@ KeyedMap<std::string, TensorSource> RankFreeFiles::tensors(uint32_t tp_rank) con
       all.emplace(name_of(file, name), changed.value_or(saved));
     }
   }
+  for (const MadeFile& file : made_) {
+    if (file.name.mp_rank % mesh_.tp != tp_rank) continue;
+    for (const auto& [name, value] : file.tensors) all.emplace(name, value);
+  }
   return all;
 }
 
 void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const {
+  for (const MadeFile& file : made_) {
+    TorchArchiveWriter writer;
+    const Value root = writer.document().dict();
+    for (const auto& [name, value] : file.tensors) {
+      writer.document().set_item(root, writer.document().string(name), writer.tensor(value));
+    }
+    writer.document().set_root(root);
+    TorchArchiveWriter::lay_out(std::move(writer).write(), plan,
+                                folder + "/" + file.name.file_name());
+  }
   for (const File& file : files_) {
+    if (file.name.kind == Kinds::expert && !has_expert_files_) continue;
     const std::string path = folder + "/" + file.path.filename().string();
     if (!values_.empty()) {
       const auto value_of = [&](std::string_view key, const Value& saved) {

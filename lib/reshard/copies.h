@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/keyed_hash.h"
@@ -44,7 +45,8 @@ class RankFreeFiles {
   void check(const Checkpoint& world, uint32_t mp_rank) const;
 
   // The files get the values of `world` of the new run, and the type of `target`, if the ones in
-  // them are others. A tensor of several worlds gets the first one's.
+  // them are others. A tensor of several worlds gets the first one's. Experts of AutoEP get files
+  // where only the run's stage 3 had none, and lose them at stage 3.
   void take_values(const Checkpoint& world, const ReshardTarget& target);
 
   // The tensors of all files of tensor-parallel rank `tp_rank` as they would be written, by their
@@ -59,6 +61,11 @@ class RankFreeFiles {
   const std::vector<File>& files() const { return files_; }
 
  private:
+  // A file of an expert that the run has not.
+  struct MadeFile {
+    ShardName name;
+    std::vector<std::pair<std::string, TensorSource>> tensors;
+  };
   // The layers that have files.
   struct Layers {
     std::set<uint32_t> numbers;
@@ -68,6 +75,7 @@ class RankFreeFiles {
   void find_missing_layers(const Checkpoint& world, uint32_t tp_rank, MissingFiles& missing) const;
   void find_missing_experts(const Checkpoint& world, uint32_t mp_rank, MissingFiles& missing) const;
   const Layers& layers_of(uint32_t mp_rank) const;
+  void make_experts(const Checkpoint& world, const ReshardTarget& target);
   // The new value of what `file` has under `key`; nullopt: as it is.
   std::optional<TensorSource> new_value(const File& file, const std::string& key,
                                         const TensorSource& saved) const;
@@ -79,6 +87,8 @@ class RankFreeFiles {
   std::string folder_;
   std::vector<Shard> opened_;
   std::vector<File> files_;
+  std::vector<MadeFile> made_;
+  bool has_expert_files_ = true;       // the new run
   std::map<uint32_t, Layers> layers_;  // by mp rank
   // The names of a layer's tensors in the model, by those in its file.
   std::map<uint32_t, KeyedMap<std::string, std::string>> layer_names_;

@@ -23,7 +23,7 @@ ExpertNames::ExpertNames(std::span<const Param> params, std::string folder)
     : folder_(std::move(folder)) {
   for (const Param& param : params) {
     const auto expert = parse_expert_name(param.name);
-    if (expert || param.form.ep_num_experts) experts_.emplace(param.name, &param);
+    if (is_expert(param)) experts_.emplace(param.name, &param);
     if (!expert) continue;
     int64_t& count = counts_[expert->before];
     count = std::max(count, expert->number + 1);
@@ -66,11 +66,20 @@ const Param& ExpertNames::global(const std::string& local, uint32_t ep_rank, uin
   return *param;
 }
 
+bool ExpertNames::is_shared(const RunGroup& group, const std::string& local) const {
+  if (!group.has_experts()) return true;
+  return !group.settings.moe && !parse_expert_name(local) && find(local) == nullptr;
+}
+
 std::vector<std::string_view> ExpertNames::members_of(const RunGroup& group) const {
   if (!group.has_experts()) return {group.params.begin(), group.params.end()};
   std::vector<std::string_view> members;
   KeyedSet<std::string_view> seen;
   for (const std::string& name : group.params) {
+    if (is_shared(group, name)) {
+      members.push_back(name);
+      continue;
+    }
     for (uint32_t rank = 0; rank < group.ep_size; ++rank) {
       const std::string& whole = global(name, rank, group.ep_size).name;
       if (seen.insert(whole).second) members.push_back(whole);
@@ -166,12 +175,20 @@ void ExpertNames::regroup(std::vector<RunGroup>& groups, uint32_t ep) const {
       result.push_back(groups[i++]);
       continue;
     }
+    if (first.unmarked_experts) {
+      RunGroup& group = result.emplace_back(groups[i++]);
+      group.params = renamed(first.params, first.ep_size, ep);
+      group.ep_size = ep;
+      continue;
+    }
     // DeepSpeed splits what was one group of the program's.
     const size_t begin = i;
     const uint32_t ep_size = first.ep_size;
     std::vector<std::string> names;
     std::vector<std::vector<std::string>> parts;
-    for (; i < groups.size() && groups[i].has_experts() && groups[i].ep_size == ep_size; ++i) {
+    for (; i < groups.size() && groups[i].has_experts() && groups[i].ep_size == ep_size &&
+           !groups[i].unmarked_experts;
+         ++i) {
       // Parameters that would have gone into the one before are a group of the program's own.
       if (i > begin &&
           numel_of({groups[i].params.front()}, ep_size) + numel_of(parts.back(), ep_size) <=

@@ -46,6 +46,8 @@ class ExpertNames {
   Param local(const std::string& local, uint32_t ep_rank, uint32_t ep) const;
   // The parameter of the checkpoint that it is, or is a part of.
   const Param& global(const std::string& local, uint32_t ep_rank, uint32_t ep) const;
+  // True if all ranks have a parameter of `group` alike.
+  bool is_shared(const RunGroup& group, const std::string& local) const;
   // The names in the checkpoint of a group's parameters, each once. Borrows both.
   std::vector<std::string_view> members_of(const RunGroup& group) const;
 

@@ -49,6 +49,27 @@ Written write_whole_model_file(const ShardSource& from, uint32_t rank) {
   return write_model_file(from, rank);
 }
 
+ShardName expert_optim_name(const ReshardTarget& target, uint32_t ep_rank) {
+  return {.kind = ShardName::Kind::expert_optim, .dp_rank = ep_rank, .mp_rank = target.mp_rank};
+}
+
+ExpertMesh largest_mesh(const ReshardTarget& target) {
+  return {.dp = target.dp, .ep = target.ep, .data_before = target.data_before_experts};
+}
+
+// What stage 0 has in place of the model-states file's `optimizer`.
+Written write_expert_optim(const ShardSource& from, uint32_t rank) {
+  ArchiveCopy copy(*from.wrapper.archive);
+  const RankFile file{from, copy, rank};
+  const Value dict = file.document().dict();
+  copy.set(dict, keys::kOptimizer, wrapper_state_dict(file));
+  return copy.write(dict);
+}
+
+Written write_expert_optim_of(const ShardSource& from, uint32_t ep_rank) {
+  return write_expert_optim(from, largest_mesh(from.target).rank_of(ep_rank, 0));
+}
+
 Written write_optim_file(const ShardSource& from, uint32_t rank) {
   ArchiveCopy copy(*from.wrapper.archive);
   return copy.write(dict_of({from, copy, rank}, optim_file_keys()));
@@ -215,6 +236,9 @@ std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& 
                 {target.stage == 3 ? target.dp : 1, model_file_name, write_whole_model_file});
   lay_out_files(plan, from, folder,
                 {target.stage == 0 ? 0 : target.dp, optim_file_name, write_optim_file});
+  lay_out_files(
+      plan, from, folder,
+      {target.expert_optimizers ? target.ep : 0, expert_optim_name, write_expert_optim_of});
   for (std::string& note : file_notes(from)) notes.push_back(std::move(note));
   std::vector<ReshardedGroup> groups;
   for (size_t g = 0; g < from.layout.groups().size(); ++g) {
@@ -230,11 +254,14 @@ FilesOfRanks::~FilesOfRanks() = default;
 
 RankFiles FilesOfRanks::of(uint32_t rank, std::span<const ModuleEntry> more) const {
   const int stage = from_->target.stage;
+  const bool has_own_optimizer = from_->target.expert_optimizers;
   // Below stage 3 all ranks read that of the first.
-  RankFiles files{.model = write_model_file(*from_, stage == 3 ? rank : 0, more),
-                  .optimizer = {},
-                  .weights_are_masters = !from_->offer.module_as_it_is};
+  RankFiles files{
+      .model = write_model_file(*from_, stage == 3 ? rank : 0, more, !has_own_optimizer),
+      .optimizer = {},
+      .weights_are_masters = !from_->offer.module_as_it_is};
   if (stage != 0) files.optimizer = write_optim_file(*from_, rank);
+  if (has_own_optimizer) files.optimizer = write_expert_optim(*from_, rank);
   return files;
 }
 

@@ -40,7 +40,8 @@ std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& 
 // The two files that a rank reads, without places of their own.
 struct RankFiles {
   TorchArchiveWriter::Written model;
-  std::optional<TorchArchiveWriter::Written> optimizer;  // not at stage 0
+  // At stage 0 only of a model with experts, whose `model` then has none.
+  std::optional<TorchArchiveWriter::Written> optimizer;
   // True if the trained parameters in `model` can be made of the masters, rounded to their types.
   bool weights_are_masters = false;
 };

@@ -142,11 +142,13 @@ class AffineEntry {
 // One entry of ds_autoep_layers for one rank of a new mesh.
 class AutoEpLayer {
  public:
-  AutoEpLayer(ArchiveCopy& copy, const Value& layer, const ExpertMesh& mesh, uint32_t rank)
+  AutoEpLayer(ArchiveCopy& copy, const Value& layer, const ExpertMesh& mesh, uint32_t rank,
+              int stage)
       : copy_(copy),
         document_(copy.document()),
         layer_(layer),
         mesh_(mesh),
+        stage_(stage),
         ep_rank_(mesh.ep_rank(rank)),
         edp_rank_(mesh.edp_rank(rank)),
         experts_(layer.at("num_experts").as_int()),
@@ -160,13 +162,26 @@ class AutoEpLayer {
   }
 
   Value value() {
-    return copy_.dict_of(layer_, [&](std::string_view key, const Value& value) {
+    const Value made = copy_.dict_of(layer_, [&](std::string_view key, const Value& value) {
       return std::optional(field(key, value));
     });
+    for (const std::string_view key : {kFormat, kFormatVersion}) {
+      if (stage_ == 3 && !layer_.find(key)) copy_.set(made, key, field(key, {}));
+    }
+    return made;
   }
 
  private:
+  // deepspeed/checkpoint/constants.py AUTOEP_ZERO3_EXPERT_STATE_FORMAT_KEY: stage 3 has experts
+  // with the ranks, not in files of their own.
+  static constexpr std::string_view kFormat = "checkpoint_format";
+  static constexpr std::string_view kFormatVersion = "checkpoint_format_version";
+
   Value field(std::string_view key, const Value& value) {
+    if (key == kFormat) {
+      return document_.string(stage_ == 3 ? "zero3_partitioned" : "per_expert_files");
+    }
+    if (key == kFormatVersion) return stage_ == 3 ? Document::integer(1) : Value();
     if (key == "num_local_experts") return Document::integer(local_);
     if (key == "ep_size") return Document::integer(mesh_.ep);
     if (key == "expert_placement") return placement();
@@ -238,6 +253,7 @@ class AutoEpLayer {
   Document& document_;
   const Value& layer_;
   const ExpertMesh& mesh_;
+  int stage_;
   int64_t ep_rank_;
   int64_t edp_rank_;
   int64_t experts_;
@@ -352,7 +368,7 @@ Value autoep_layers(ModelFile& file, const Value& layers) {
   const ExpertMesh mesh{target.dp, target.ep, target.data_before_experts};
   std::vector<Value> made;
   for (const Value& layer : layers.as_sequence()) {
-    made.push_back(AutoEpLayer(file.copy, layer, mesh, file.rank).value());
+    made.push_back(AutoEpLayer(file.copy, layer, mesh, file.rank, target.stage).value());
   }
   return file.document().list(std::move(made));
 }

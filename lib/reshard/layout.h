@@ -49,8 +49,8 @@ class ReshardLayout {
   // A parameter group.
   struct Group {
     ShardValue settings;
-    bool experts = false;
-    ExpertMesh mesh;  // of the ranks that cut it; ep is 1 for what all of them share
+    bool experts = false;  // some of its parameters are, or all
+    ExpertMesh mesh;       // of the ranks that cut it; ep is 1 for what all of them share
     // One for each expert-parallel rank, in the order of the flat vector.
     std::vector<Params> parts;
     FlatLayout flat = {};  // of a part; stages 1 and 2

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/keyed_hash.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/module_entries.h"
 #include "checkpoint/shard.h"
 #include "deepspeed/keys.h"
@@ -68,7 +69,7 @@ class ReshardLayout::Builder {
   Params params_of(const RunGroup& group, uint32_t ep_rank) {
     Params params;
     for (const std::string& name : group.params) {
-      if (!group.has_experts()) {
+      if (experts_.is_shared(group, name)) {
         params.push_back(params_.find(name));
         continue;
       }
@@ -153,12 +154,7 @@ class ReshardLayout::Builder {
   KeyedSet<std::string_view> trained_names() const {
     KeyedSet<std::string_view> names;
     for (const RunGroup& group : target_.groups) {
-      for (const std::string& name : group.params) {
-        for (uint32_t rank = 0; rank < group.ep_size; ++rank) {
-          names.insert(group.has_experts() ? experts_.global(name, rank, group.ep_size).name
-                                           : name);
-        }
-      }
+      for (const std::string_view name : experts_.members_of(group)) names.insert(name);
     }
     return names;
   }
@@ -169,8 +165,8 @@ class ReshardLayout::Builder {
     if (source_.module.is_none()) return;
     const ModuleEntries module(source_.module);
     for (const Group& group : layout_.groups_) {
-      if (group.experts) continue;
       for (const Param* param : group.params()) {
+        if (group.experts && is_expert(*param)) continue;
         const Value entry = module.find(param->name);
         if (TorchArchive::is_tensor(entry) || is_meta_tensor(entry)) continue;
         throw InconsistentError(

@@ -144,6 +144,7 @@ void LiveRun::add_groups(const EngineFacts& engine, const InputFiles& inputs) {
       group.params.push_back(owner_of(name));
       if (const auto found = ep_sizes.find(name); found != ep_sizes.end()) {
         group.ep_size = found->second;
+        group.unmarked_experts = !group.settings.moe;
       }
     }
     facts_.groups.push_back(std::move(group));
@@ -215,8 +216,10 @@ void LiveEntries::take_tensors(RankFreeFiles& files, const Checkpoint& whole,
   const uint32_t tp = whole.facts().mesh.tp;
   const uint32_t tp_rank = engine.mp_rank % tp;
   files.check(world, engine.mp_rank);
+  if (world.facts().zero_stage == 3) files.take_values(world, target);  // which has no such files
   // The file of a tied layer has the values of its first stage.
-  for (uint32_t mp_rank = tp_rank; target.param_dtype && mp_rank < whole.facts().mesh.pp * tp;
+  for (uint32_t mp_rank = tp_rank;
+       target.param_dtype && world.facts().zero_stage != 3 && mp_rank < whole.facts().mesh.pp * tp;
        mp_rank += tp) {
     files.take_values(whole.world(mp_rank), target);
   }

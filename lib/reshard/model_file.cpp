@@ -21,6 +21,7 @@ Value optimizer_value(ModelFile& file, const Value& saved) {
   if (file.target().stage != 0) {
     return from.offer.optimizer_is_programs ? file.copy.of(saved) : Value();
   }
+  if (!file.has_optimizer) return {};
   if (from.offer.optimizer_as_it_is) {
     return file.copy.of(*from.wrapper.archive, from.wrapper.value);
   }
@@ -148,10 +149,10 @@ const CheckpointFile& model_file_for(const ShardSource& from, uint32_t rank) {
 }
 
 TorchArchiveWriter::Written write_model_file(const ShardSource& from, uint32_t rank,
-                                             std::span<const ModuleEntry> more) {
+                                             std::span<const ModuleEntry> more, bool optimizer) {
   const TorchArchive& archive = *model_file_for(from, rank).archive;
   ArchiveCopy copy(archive);
-  ModelFile file{{from, copy, rank}, more};
+  ModelFile file{{from, copy, rank}, more, optimizer};
   const Value root = archive.root();
   const Value dict = copy.dict_of(
       root, [&](std::string_view key, const Value& saved) { return value_of(file, key, saved); });

@@ -15,6 +15,7 @@ namespace dsckpt {
 struct ModelFile : RankFile {
   // Further entries of `module`.
   std::span<const ModuleEntry> more = {};
+  bool has_optimizer = true;  // stage 0
   // The storages of `module`'s parameters by name, which frozen_param_fragments share.
   KeyedMap<std::string, TorchArchiveWriter::StorageId> storages = {};
 };

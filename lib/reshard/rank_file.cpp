@@ -38,6 +38,7 @@ SourceOffer source_offer(const CheckpointFacts& source, const ReshardTarget& tar
       .new_values = new_values,
       .keeps_unknown_state = same_wrapper && !source.from_weights(),
       .optimizer_as_it_is = same_wrapper && source.zero_stage == 0 && !target.new_loss_scaler &&
+                            !target.expert_optimizers &&
                             !(source.has_given_weights() && has_masters) &&
                             !source.has_given_states() && !source.changed && !source.regridded,
       .optimizer_is_programs = source.zero_stage != 0 && !source.from_weights(),

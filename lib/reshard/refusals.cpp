@@ -210,19 +210,27 @@ constexpr Refusal kRefusals[] = {
     {Step::experts, ErrorKind::unsupported, Place::source_config, lacks_expert_order,
      "is needed: it says in which order the ranks share experts", kConfigHint},
 
-    {Step::experts, ErrorKind::unsupported, Place::source_folder,
-     [](const Choice& c) { return c.has_experts() && c.target.stage == 0; },
-     "has experts, whose optimizers are in files of their own at stage 0; these are not written",
-     "--stage 1 and --stage 2 are possible"},
+    // stage_1_and_2.py _configure_moe_settings.
     {Step::experts, ErrorKind::unsupported, Place::source_folder,
      [](const Choice& c) {
-       const int stage = c.source.checkpoint.zero_stage;
-       return c.has_experts() && stage != c.target.stage && (stage == 3 || c.target.stage == 3);
+       const auto& groups = c.target.groups;
+       return c.target.stage != 0 &&
+              std::any_of(groups.begin(), groups.end(),
+                          [](const RunGroup& group) { return group.unmarked_experts; });
      },
-     "has experts, which are in files of their own below stage 3 and with the ranks at stage 3; "
-     "they are not moved",
-     "to-dcp makes the model whole; reshard --like CHECKPOINT, of the new run, continues from "
-     "that"},
+     "has experts in a parameter group that is not marked as theirs, which only stage 0 takes",
+     kGroupsHint},
+    // engine.py _do_sanity_check.
+    {Step::experts, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) {
+       return c.target.stage == 3 && c.source.has_expert_layers && c.source.autoep_params.empty();
+     },
+     "has experts of DeepSpeed's own layers, which it does not train at stage 3",
+     "--stage 0, --stage 1 and --stage 2 are possible"},
+    // engine.py _save_moe_checkpoint.
+    {Step::experts, ErrorKind::unsupported, Place::source_file, expert_without_optimizer,
+     "is an expert's parameter that is frozen, which DeepSpeed does not save at stage 3",
+     "--stage 1 and --stage 2 are possible"},
 
     // --- the groups' members
     {Step::experts, ErrorKind::unsupported, Place::source_file, wrong_member, kSaidByCondition},

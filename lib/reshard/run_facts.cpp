@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/experts.h"
 #include "checkpoint/module_entries.h"
 #include "deepspeed/config_pickle.h"
 #include "deepspeed/keys.h"
@@ -39,7 +40,14 @@ namespace {
 std::vector<RunGroup> groups_of(const Checkpoint& checkpoint) {
   std::vector<RunGroup> groups;
   for (const ParamGroup& group : checkpoint.groups()) {
-    groups.push_back({group.params, group_settings(group.settings), group.ep_size});
+    RunGroup& made =
+        groups.emplace_back(RunGroup{group.params, group_settings(group.settings), group.ep_size});
+    made.unmarked_experts =
+        made.settings.known && !made.settings.moe &&
+        std::any_of(group.params.begin(), group.params.end(), [&](const std::string& name) {
+          const Param* param = checkpoint.find(name);
+          return param != nullptr && is_expert(*param);
+        });
   }
   return groups;
 }
@@ -160,6 +168,8 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
                  .state_keys = state_keys_of(checkpoint),
                  .sub_groups = {},
                  .is_pipeline = false,
+                 .has_expert_layers = false,
+                 .autoep_params = {},
                  .has_optimizer = wrapper.archive != nullptr,
                  .has_base_step = wrapper.value.is_mapping() &&
                                   wrapper.value.find(keys::kBaseOptimizerStateStep).has_value(),
@@ -171,6 +181,11 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
   facts.file = path.string();
   facts.is_pipeline = facts.checkpoint.run == RunKind::native &&
                       root_of(checkpoint).find_or_none(keys::kModule).is_none();
+  facts.has_expert_layers =
+      !root_of(checkpoint).find_or_none("num_experts").sequence_or_empty().empty();
+  for (const AutoEpRecord& layer : autoep_records(root_of(checkpoint))) {
+    for (std::string& name : layer.fused()) facts.autoep_params.push_back(std::move(name));
+  }
   if (const auto name = parse_shard_name(path.filename().string())) facts.mp_rank = name->mp_rank;
   if (facts.checkpoint.regridded) facts.mp_rank = facts.checkpoint.regridded->mp_rank;
   const Checkpoint* changed_from = checkpoint.changed_from();

@@ -42,9 +42,12 @@ GroupSettings group_settings(const ShardValue& entry);
 struct RunGroup {
   std::vector<std::string> params;  // in the order in which the optimizer was given them
   GroupSettings settings = {};
-  uint32_t ep_size = 1;  // expert-parallel ranks that its parameters, experts, are spread over
+  uint32_t ep_size = 1;  // expert-parallel ranks that its experts are spread over
+  // True if the optimizer was given experts without a mark, perhaps beside other parameters. ZeRO
+  // does not take these.
+  bool unmarked_experts = false;
 
-  bool has_experts() const { return ep_size > 1 || settings.moe; }
+  bool has_experts() const { return ep_size > 1 || settings.moe || unmarked_experts; }
 };
 
 // The entries of a model by name; borrows them.
@@ -81,6 +84,9 @@ struct RunFacts {
 
   // True if the values of its model are in files of layers.
   bool is_pipeline = false;
+  // True if its model has layers of experts.
+  bool has_expert_layers = false;
+  std::vector<std::string> autoep_params;  // the fused parameters of AutoEP's
   bool has_optimizer = false;
   // base_optimizer_state_step of elastic files, which only DeepSpeed's own Adam has.
   bool has_base_step = false;

@@ -373,8 +373,12 @@ Value partition_group(const RankFile& file, const ReshardLayout::Group& group, s
 
 // _zero3_partition_group_metadata: of models with AutoEP's experts.
 std::optional<Value> zero_partition_groups(const RankFile& file) {
-  if (!file.from.wrapper.value.find(keys::kZeroPartitionGroups)) return std::nullopt;
   const ReshardLayout& layout = file.layout();
+  const bool has_experts = std::any_of(layout.groups().begin(), layout.groups().end(),
+                                       [](const Group& group) { return group.experts; });
+  if (!has_experts && !file.from.wrapper.value.find(keys::kZeroPartitionGroups)) {
+    return std::nullopt;
+  }
   std::vector<Value> all;
   for (const Run& run : layout.runs()) {
     all.push_back(partition_group(file, layout.groups()[run.group], all.size()));
@@ -445,7 +449,7 @@ std::optional<Value> in_fp16(const RankFile& file) {
 std::optional<Value> fp32_groups_flat(const RankFile& file) {
   std::vector<Value> groups(file.layout().groups().size());
   for (const Run& run : file.layout().runs()) {
-    groups[run.group] = masters(file, file.layout().of_run(run, 0, master_of));
+    groups[run.group] = masters(file, file.layout().of_run(run, file.rank, master_of));
   }
   return file.document().list(std::move(groups));
 }
@@ -454,7 +458,7 @@ std::optional<Value> fp32_groups_flat(const RankFile& file) {
 std::optional<Value> fp32_groups(const RankFile& file) {
   std::vector<std::vector<Value>> tensors(file.layout().groups().size());
   for (const Run& run : file.layout().runs()) {
-    tensors[run.group].push_back(masters(file, file.layout().of_run(run, 0, master_of)));
+    tensors[run.group].push_back(masters(file, file.layout().of_run(run, file.rank, master_of)));
   }
   std::vector<Value> groups;
   for (auto& group : tensors) groups.push_back(file.document().list(std::move(group)));

@@ -41,6 +41,9 @@ struct ReshardTarget {
   uint32_t mp_rank = 0;
   uint32_t ep = 1;                   // the largest of the groups'
   bool data_before_experts = false;  // use_data_before_expert_parallelism
+  // Stage 0 of a model with experts: each expert-parallel rank has its optimizer in a file of its
+  // own.
+  bool expert_optimizers = false;
   int stage = 0;
   EngineWrapper wrapper = EngineWrapper::plain;
   Precision precision = Precision::fp32;

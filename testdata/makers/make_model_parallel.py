@@ -814,7 +814,8 @@ def engine_with_experts(case, model, **options):
     import torch
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
     group = {"params": list(model.parameters()), "name": "dense", "weight_decay": 0.01}
-    groups = split_params_into_different_moe_groups_for_optimizer(group) if case.stage else [group]
+    marked = case.stage or case.model == "marked"
+    groups = split_params_into_different_moe_groups_for_optimizer(group) if marked else [group]
     config = ds_config(case)
     del config["optimizer"]
     return deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95)),

@@ -21,7 +21,8 @@ import tools
 from make_checkpoints import DEFAULT_SEED, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
 from reshard_mp_test import EXPERT, TESTDATA, Expected
 
-# Case, data-parallel and expert-parallel ranks of the run that resumes.
+# Case, data-parallel and expert-parallel ranks of the run that resumes, its ZeRO stage if that is another, and the
+# variant of its model.
 ROWS = [
     ("pp2_dp2_z1_bf16", 1, 1),
     ("pp2_dp2_z1_bf16opt", 3, 1),
@@ -37,6 +38,24 @@ ROWS = [
     ("autoep2_dp4_z2_fp32", 4, 4),
     ("autoep2_dp4_z3_fp32", 2, 2),
     ("autoep2_dp4_z3_fp32", 4, 4),
+    ("moe_ep2_dp2_z0_fp32", 4, 2),
+    ("moe_ep2_dp2_z0_fp32", 4, 4),
+    ("moe_ep2_dp2_z0_fp32", 3, 1),
+    ("autoep2_dp2_z0_fp32", 2, 1),
+    ("autoep2_dp2_z0_fp32", 4, 4),
+    # Other stages
+    ("moe_ep2_dp4_z1_fp32", 2, 2, 0, "marked"),
+    ("moe_ep2_dp2_z1_bf16", 4, 4, 0, "marked"),
+    ("moe_ep2_dp4_z2_fp32", 2, 1, 1),
+    ("autoep2_dp2_z0_fp32", 4, 2, 2),
+    ("autoep2_dp2_z0_fp32", 2, 1, 3),
+    ("autoep2_dp2_z1_bf16", 2, 1, 0),
+    ("autoep2_dp2_z1_bf16", 4, 2, 3),
+    ("autoep4_dp4_z2_fp32", 2, 2, 0),
+    ("autoep2_dp4_z2_fp32", 4, 4, 3),
+    ("autoep2_dp4_z3_fp32", 2, 1, 0),
+    ("autoep2_dp4_z3_fp32", 4, 4, 1),
+    ("autoep2_dp4_z3_fp32", 2, 2, 2),
 ]
 TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp16": 2e-2}
 
@@ -59,18 +78,19 @@ class ReshardResumeTest(unittest.TestCase):
 
     def test_engines_of_other_sizes_hold_what_was_saved_and_go_on(self):
         by_name = {case.name: case for case in make_model_parallel.CASES}
-        for name, dp, ep in ROWS:
-            if not re.search(os.environ.get("DSCKPT_CASES", ""), name):
+        for name, dp, ep, *other in ROWS:
+            if not re.search(os.environ.get("DSCKPT_CASES", ""), f"{name} {dp} {ep} {other}"):
                 continue
-            with self.subTest(case=name, dp=dp, ep=ep), tempfile.TemporaryDirectory() as scratch:
-                self.resume(by_name[name], dp, ep, pathlib.Path(scratch))
+            with self.subTest(case=name, dp=dp, ep=ep, other=other), tempfile.TemporaryDirectory() as scratch:
+                self.resume(by_name[name], dp, ep, pathlib.Path(scratch), *other)
 
-    def resume(self, case, dp, ep, folder):
+    def resume(self, case, dp, ep, folder, stage=None, model=""):
         saved = oracle.Case(TESTDATA / case.name)
-        options = ["--ep", ep] if ep != case.ep else []
+        options = [*(["--ep", ep] if ep != case.ep else []), *(["--stage", stage] if stage is not None else [])]
         done = tools.run_tool("reshard", saved.load_dir, folder / "out", "--dp", dp, *options)
         self.assertEqual(done.returncode, 0, done.stderr)
-        target = dataclasses.replace(case, dp=dp, ep=ep)
+        target = dataclasses.replace(case, dp=dp, ep=ep, model=model or case.model,
+                                     stage=case.stage if stage is None else stage)
         port = free_port()
         error = run_forked(resume_worker, folder / "logs",
                            [(rank, target.world, port, target, folder, DEFAULT_SEED)
@@ -78,7 +98,8 @@ class ReshardResumeTest(unittest.TestCase):
         self.assertFalse(error, error)
         self.compare(saved, ep, oracle.load_file(folder / "live.safetensors"))
         losses = json.loads((folder / "losses.json").read_text())
-        tolerance = 0 if dp == case.dp and ep == case.ep else TOLERANCE[case.dtype]
+        same = dp == case.dp and ep == case.ep and target.stage == case.stage
+        tolerance = 0 if same else TOLERANCE[case.dtype]
         for ours, theirs in zip(losses, saved.facts["losses_after_save"], strict=True):
             self.assertLessEqual(abs(ours - theirs), tolerance, f"{losses}")
 

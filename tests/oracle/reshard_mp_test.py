@@ -112,6 +112,48 @@ class ReshardTest(unittest.TestCase):
                             check = self.check_stage3 if case.stage == 3 else self.check_flat
                             check(case, expected, new, dp, ep, pp, tp)
 
+    def test_experts_without_zero_come_back_as_deepspeed_wrote_them(self):
+        for name in ("moe_ep2_dp2_z0_fp32", "autoep2_dp2_z0_fp32"):
+            case = oracle.Case(TESTDATA / name)
+            old_dp, old_ep = (case.facts["topology"][axis] for axis in ("dp", "ep"))
+            for dp, ep in ((2, 2), (1, 1), (4, 4)):
+                with self.subTest(case=name, dp=dp, ep=ep), tempfile.TemporaryDirectory() as scratch:
+                    there = self.reshard(case, dp, ep, pathlib.Path(scratch))
+                    files = {path.name for path in case.tag_folder.iterdir()}
+                    optimizers = {f"expp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(ep)}
+                    dense = {each for each in files if not each.startswith("expp_")}
+                    self.assertEqual({path.name for path in there.iterdir()}, dense | optimizers)
+                    back = there
+                    if (dp, ep) != (old_dp, old_ep):
+                        done = tools.run_tool("reshard", there.parent, pathlib.Path(scratch, "back"), "--dp", old_dp,
+                                              "--ep", old_ep)
+                        self.assertEqual(done.returncode, 0, done.stderr)
+                        back = pathlib.Path(scratch, "back", case.facts["tag"])
+                    for each in sorted(files):
+                        self.assertEqual(differences(load(back / each), load(case.tag_folder / each)), [], each)
+
+    def test_experts_that_no_group_is_marked_for_stay_at_stage_0(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            saved = oracle.Case(TESTDATA / "moe_ep2_dp2_z0_fp32").load_dir
+            out = pathlib.Path(scratch, "out")
+            done = tools.run_tool("reshard", saved, out, "--dp", 4, "--stage", 1)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("not marked as theirs", done.stderr)
+            self.assertFalse(out.exists())
+            like = oracle.Case(TESTDATA / "moe_ep2_dp4_z1_fp32")
+            done = tools.run_tool("reshard", saved, out, "--dp", 4, "--like", like.load_dir)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual([list(group) for group in load(out / like.facts["tag"] / "mp_rank_00_model_states.pt")["param_shapes"]],
+                             [list(group) for group in load(like.tag_folder / "mp_rank_00_model_states.pt")["param_shapes"]])
+
+    def test_experts_of_deepspeeds_own_layers_do_not_go_to_stage_3(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            done = tools.run_tool("reshard", oracle.Case(TESTDATA / "moe_ep2_dp4_z1_fp32").load_dir,
+                                  pathlib.Path(scratch, "out"), "--dp", 4, "--stage", 3)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("which it does not train at stage 3", done.stderr)
+            self.assertFalse(pathlib.Path(scratch, "out").exists())
+
     def check_files(self, case, new, dp):
         """The names, and that layers and experts are the input's."""
         topology = case.facts["topology"]

@@ -634,21 +634,31 @@ std::vector<RefusedCase> refused_cases() {
        kConfigured},
       {[](Request& r) {
          r.source = with_experts();
+         r.source.facts.groups[1].unmarked_experts = true;
          r.options.dp = 4;
-         r.options.stage = 0;
+         r.options.stage = 1;
        },
-       "old: has experts, whose optimizers are in files of their own at stage 0; these are not "
-       "written",
-       "--stage 1 and --stage 2 are possible"},
+       "old: has experts in a parameter group that is not marked as theirs, which only stage 0 "
+       "takes",
+       kGroupsOfLike},
       {[](Request& r) {
          r.source = with_experts();
+         r.source.facts.has_expert_layers = true;
          r.options.dp = 4;
          r.options.stage = 3;
        },
-       "old: has experts, which are in files of their own below stage 3 and with the ranks at "
-       "stage 3; they are not moved",
-       "to-dcp makes the model whole; reshard --like CHECKPOINT, of the new run, continues from "
-       "that"},
+       "old: has experts of DeepSpeed's own layers, which it does not train at stage 3",
+       "--stage 0, --stage 1 and --stage 2 are possible"},
+      {[](Request& r) {
+         r.source = with_experts();
+         r.source.facts.has_expert_layers = true;
+         r.source.facts.autoep_params = {"layer.experts.w1"};
+         r.options.dp = 4;
+         r.options.stage = 3;
+       },
+       "old/model.pt: layer.experts.w1: is an expert's parameter that is frozen, which DeepSpeed "
+       "does not save at stage 3",
+       "--stage 1 and --stage 2 are possible"},
       {[](Request& r) { r.source.facts.groups[0].params = {"a"}; },
        "old/model.pt: b: is in none of the optimizer's parameter groups; whether it is frozen the "
        "files do not tell"},

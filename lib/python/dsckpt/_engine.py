@@ -34,8 +34,6 @@ def why_unknown(engine):
         theirs = getattr(type(engine.module), "load_state_dir", None) is PipelineModule.load_state_dir
         if type(engine).__name__ != "PipelineEngine" or not theirs:
             return "pipelines with a loader of their own are not loaded directly"
-    if has_experts(engine) and not engine.zero_optimization():
-        return "the model has experts, whose optimizers are in files of their own at stage 0"
     if getattr(getattr(engine, "_autoep_folding_spec", None), "tp_size", 1) > 1:
         return "AutoEP is folded with tensor parallelism, which is not resharded"
     if optimizer is None or not hasattr(optimizer, "param_groups"):

@@ -73,10 +73,9 @@ class RunLoad:
                     yield _Place(module, name, tensor.data, "entry")
                 if isinstance(frozen.get(name), torch.Tensor):
                     yield _Place(frozen, name, getattr(tensor, "ds_tensor", tensor).data, "entry")
-        stage0 = len(self.plan.files()) == 1
-        if number == _patching.MODEL and not stage0:
+        if number == _patching.MODEL and len(self.plan.files()) > 1:
             return
-        states = saved["optimizer"] if stage0 else saved["optimizer_state_dict"]
+        states = saved["optimizer_state_dict" if self.engine.zero_optimization() else "optimizer"]
         for at, (holder, key, flat) in enumerate(self.wrapper.master_places(states)):
             yield _Place(holder, key, flat, "masters", at)
         if not self.states:
