@@ -37,8 +37,9 @@ bool is_of_the_rank(std::string_view state) {
 class PlainReader {
  public:
   PlainReader(CheckpointDraft& draft, const Shard& shard,
-              const std::vector<std::pair<std::string, TensorSource>>& params)
-      : draft_(draft), shard_(shard), archive_(shard.archive) {
+              const std::vector<std::pair<std::string, TensorSource>>& params,
+              const std::function<bool(const std::string&)>& is_expert)
+      : draft_(draft), shard_(shard), archive_(shard.archive), is_expert_(is_expert) {
     for (const auto& [name, stored] : params) candidates_.push_back({name, stored, std::nullopt});
   }
 
@@ -245,6 +246,18 @@ class PlainReader {
   // parameters in the model's order, as torch's own users have to keep it. Where shapes leave more
   // than one way, nobody can tell. A parameter without a number is frozen.
   bool number_by_order(const Fields& optimizer, const Value& states) {
+    const auto is_of_experts = [](const Value& group) {
+      return group.find_or_none("moe").is_true();
+    };
+    const auto settings = optimizer.sequence(keys::kParamGroups);
+    const bool are_marked =
+        is_expert_ && std::any_of(settings.begin(), settings.end(), is_of_experts);
+    // Marked groups have all experts and nothing else: no other shape is like theirs.
+    const auto told_apart = [&](Shape shape, bool is_of_expert) {
+      constexpr int64_t kMark = -1;
+      if (are_marked && is_of_expert) shape.push_back(kMark);
+      return shape;
+    };
     std::vector<std::vector<OwnedIndex>> groups;
     size_t owned_count = 0;
     for (const Value& group : optimizer.sequence(keys::kParamGroups)) {
@@ -255,13 +268,17 @@ class PlainReader {
       for (const Value& number : fields.sequence("params")) {
         const int64_t index = in_context(fields.where("params"), [&] { return number.as_int(); });
         const Value* state = states.as_dict().find(index);
-        indices.push_back(
-            {static_cast<size_t>(index), state == nullptr ? std::nullopt : state_shape(*state)});
+        std::optional<Shape> shape = state == nullptr ? std::nullopt : state_shape(*state);
+        if (shape) shape = told_apart(std::move(*shape), is_of_experts(group));
+        indices.push_back({static_cast<size_t>(index), std::move(shape)});
       }
       groups.push_back(std::move(indices));
     }
     std::vector<Shape> shapes;
-    for (const Candidate& candidate : candidates_) shapes.push_back(candidate.stored.shape());
+    for (const Candidate& candidate : candidates_) {
+      shapes.push_back(
+          told_apart(candidate.stored.shape(), are_marked && is_expert_(candidate.name)));
+    }
     const auto assigned = assign_in_order(shapes, groups);
     if (!assigned) return false;
     for (size_t i = 0; i < candidates_.size(); ++i) {
@@ -414,6 +431,7 @@ class PlainReader {
   CheckpointDraft& draft_;
   const Shard& shard_;
   const TorchArchive& archive_;
+  const std::function<bool(const std::string&)>& is_expert_;
   std::vector<Candidate> candidates_;
   // Candidates without a master, by type, number of elements that are looked at, and their hash.
   std::map<std::pair<DType, int64_t>, KeyedMap<uint64_t, std::set<size_t>>> unmatched_;
@@ -426,10 +444,11 @@ class PlainReader {
 
 }  // namespace
 
-PlainOptimizer read_plain_optimizer(
-    CheckpointDraft& draft, const Shard& shard, const Fields* optimizer,
-    const std::vector<std::pair<std::string, TensorSource>>& params) {
-  return PlainReader(draft, shard, params).read(optimizer);
+PlainOptimizer read_plain_optimizer(CheckpointDraft& draft, const Shard& shard,
+                                    const Fields* optimizer,
+                                    const std::vector<std::pair<std::string, TensorSource>>& params,
+                                    const std::function<bool(const std::string&)>& is_expert) {
+  return PlainReader(draft, shard, params, is_expert).read(optimizer);
 }
 
 }  // namespace dsckpt

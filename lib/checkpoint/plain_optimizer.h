@@ -4,6 +4,7 @@
 // (fp32_groups_flat), torch/optim/optimizer.py state_dict.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,11 +25,13 @@ struct PlainOptimizer {
 };
 
 // Finds the `params` that belong to `optimizer`, a dict of `shard`. Takes as `params` the tensors
-// of the model that are not buffers, in the model's order. Without an optimizer all are taken to be
-// trained. Reads states only if `draft` wants them. Sets facts.optimizer_wrapper and adds notes.
+// of the model that are not buffers, in the model's order. Groups
+// may be marked as those of experts, which `is_expert` tells. Without an optimizer all are taken to
+// be trained. Reads states only if `draft` wants them. Sets facts.optimizer_wrapper and adds notes.
 // Throws InconsistentError for a master that no parameter is the rounding of.
-PlainOptimizer read_plain_optimizer(
-    CheckpointDraft& draft, const Shard& shard, const Fields* optimizer,
-    const std::vector<std::pair<std::string, TensorSource>>& params);
+PlainOptimizer read_plain_optimizer(CheckpointDraft& draft, const Shard& shard,
+                                    const Fields* optimizer,
+                                    const std::vector<std::pair<std::string, TensorSource>>& params,
+                                    const std::function<bool(const std::string&)>& is_expert = {});
 
 }  // namespace dsckpt

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -280,10 +281,11 @@ class Zero0Reader {
     draft_.module_shards = open_shards(draft_.inputs, files, draft_.folder.path.parent_path());
   }
 
-  PlainOptimizer plain(const Shard& shard, const NamedTensors& params) {
+  PlainOptimizer plain(const Shard& shard, const NamedTensors& params,
+                       const std::function<bool(const std::string&)>& is_expert = {}) {
     const std::optional<Fields> optimizer = optimizer_of(shard);
     PlainOptimizer found =
-        read_plain_optimizer(draft_, shard, optimizer ? &*optimizer : nullptr, params);
+        read_plain_optimizer(draft_, shard, optimizer ? &*optimizer : nullptr, params, is_expert);
     draft_.facts.frozen_known = draft_.facts.frozen_known && found.frozen_known;
     if (!found.states_assigned) draft_.facts.states = StatesTold::no;
     return found;
@@ -325,7 +327,9 @@ class Zero0Reader {
     for (uint32_t ep_rank = 0; ep_rank < experts.ep_size(); ++ep_rank) {
       const Shard& shard =
           experts.optimizers().empty() ? model.shard() : *experts.optimizers()[ep_rank];
-      PlainOptimizer found = plain(shard, experts.with_experts(params, ep_rank));
+      PlainOptimizer found =
+          plain(shard, experts.with_experts(params, ep_rank),
+                [&](const std::string& name) { return experts.is_expert(name); });
       groups.add(on_rank(found.groups, experts, ep_rank));
       for (OwnedParam& param : found.owned) {
         const bool is_expert = experts.is_expert(param.name);

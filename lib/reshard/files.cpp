@@ -57,7 +57,7 @@ ExpertMesh largest_mesh(const ReshardTarget& target) {
   return {.dp = target.dp, .ep = target.ep, .data_before = target.data_before_experts};
 }
 
-// What stage 0 has in place of the model-states file's `optimizer`.
+// Stage 0 reads it in place of the model-states file's `optimizer`.
 Written write_expert_optim(const ShardSource& from, uint32_t rank) {
   ArchiveCopy copy(*from.wrapper.archive);
   const RankFile file{from, copy, rank};

@@ -4,6 +4,7 @@ The live engines' tensors (expected/live.safetensors) are cut here by DeepSpeed'
 compared bit for bit with the shards. Files that do not depend on the number of ranks must be the input's.
 reshard_mp_resume_test.py checks that engines load the files.
 """
+import dataclasses
 import os
 import pathlib
 import re
@@ -12,6 +13,8 @@ import unittest
 
 import torch
 
+import live_split_test
+import make_model_parallel
 import oracle
 import tools
 from native_checkpoint import differences
@@ -143,8 +146,22 @@ class ReshardTest(unittest.TestCase):
             like = oracle.Case(TESTDATA / "moe_ep2_dp4_z1_fp32")
             done = tools.run_tool("reshard", saved, out, "--dp", 4, "--like", like.load_dir)
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual([list(group) for group in load(out / like.facts["tag"] / "mp_rank_00_model_states.pt")["param_shapes"]],
-                             [list(group) for group in load(like.tag_folder / "mp_rank_00_model_states.pt")["param_shapes"]])
+            new, wanted = (load(folder / "mp_rank_00_model_states.pt")["param_shapes"]
+                           for folder in (out / like.facts["tag"], like.tag_folder))
+            self.assertEqual([list(group) for group in new], [list(group) for group in wanted])
+
+    def test_marked_groups_tell_experts_from_parameters_like_them(self):
+        case = dataclasses.replace(next(case for case in make_model_parallel.CASES if case.kind == "tensor_moe"),
+                                   name="moe_ep2_tp2_dp2_z0_fp32", stage=0, dtype="fp32")
+        with tempfile.TemporaryDirectory() as scratch:
+            scratch = pathlib.Path(scratch)
+            saved = live_split_test.saved_now(dataclasses.replace(case, model="marked"), scratch / case.name)
+            done = tools.run_tool("reshard", saved.load_dir, scratch / "out", "--dp", 2)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            new = scratch / "out" / saved.facts["tag"]
+            self.assertEqual({path.name for path in new.iterdir()}, {path.name for path in saved.tag_folder.iterdir()})
+            for path in saved.tag_folder.iterdir():
+                self.assertEqual(differences(load(new / path.name), load(path)), [], path.name)
 
     def test_experts_of_deepspeeds_own_layers_do_not_go_to_stage_3(self):
         with tempfile.TemporaryDirectory() as scratch:
