@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,10 +12,12 @@
 #include "base/keyed_hash.h"
 #include "base/patterns.h"
 #include "base/text.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/group_choice.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_order.h"
 #include "checkpoint/module_entries.h"
+#include "checkpoint/regrid.h"
 #include "checkpoint/state_dicts.h"
 #include "checkpoint/vocab_rows.h"
 #include "checkpoint/weights.h"
@@ -61,22 +64,45 @@ struct Cost {
   }
 };
 
+// The types of the tensors in the files of a pipeline's layers, by name: it has no `module`. Empty
+// of another model.
+using LayerTypes = KeyedMap<std::string, DType>;
+
+LayerTypes layer_types(const Checkpoint& base) {
+  LayerTypes types;
+  for (const RegridLayer& layer : layers_with_files(base)) {
+    const TorchArchive& file = *layer.files.front();
+    for (const auto& [key, name] : layer.names) {
+      types.emplace(name, file.info(file.root().at(key)).dtype);
+    }
+  }
+  return types;
+}
+
+// The part of a checkpoint whose set is changed.
+enum class Part : uint8_t {
+  whole,  // all of it
+  world,  // what the ranks of one mp rank have: the changes were chosen of the whole
+};
+
 class ChangedSet {
  public:
   ChangedSet(CheckpointDraft& draft, const Checkpoint& base, const SetChange& change,
              const WeightNames& names, const std::vector<std::string>& order,
-             const Checkpoint* like)
+             const Checkpoint* like, const LayerTypes& layers, Part part)
       : draft_(draft),
         base_(base),
         change_(change),
         weight_names_(names),
         told_order_(order),
         like_(like),
+        layers_(layers),
+        part_(part),
         where_{.file = base.tag_folder().string()},
         entries_(module_of(base)) {}
 
   void read() {
-    refuse_base();
+    if (part_ == Part::whole) refuse_base();
     for (const Param& param : base_.params()) {
       if (!param.alias_of.empty()) aliases_[param.alias_of].push_back(param.name);
     }
@@ -118,15 +144,57 @@ class ChangedSet {
           "--key-map gives parameters other names: change the set of them first, or "
           "in the result");
     }
-    if (base_.facts().model_parallel) {
-      throw UnsupportedError(where_,
-                             "is of a model that is split over ranks; the set of parameters is "
-                             "changed where data-parallel ranks have them whole");
-    }
+    if (base_.facts().model_parallel) refuse_split();
     if (base_.files().model.empty()) {
       throw UnsupportedError(where_,
                              "is not from DeepSpeed, and only files of its runs can be changed")
           .with_hint("reshard turns it into a checkpoint of DeepSpeed first");
+    }
+  }
+
+  void refuse_split() const {
+    const char* option = !change_.add.empty()             ? "--add"
+                         : change_.vocab_rows.has_value() ? "--resize-vocab"
+                                                          : nullptr;
+    if (option != nullptr) {
+      throw UnsupportedError(where_,
+                             "is of a model that is split over ranks, and nothing tells how "
+                             "they share what is new")
+          .with_hint(std::string(option) +
+                     " is for a model that data-parallel ranks have whole; --freeze is for split "
+                     "ones, too");
+    }
+    if (base_.facts().is_universal()) {
+      throw UnsupportedError(where_,
+                             "is of a model that is split over ranks, whose files a universal "
+                             "checkpoint does not have");
+    }
+    const auto& entries = module_of(base_);
+    const bool is_nested =
+        entries.is_mapping() &&
+        std::any_of(entries.as_dict().items.begin(), entries.as_dict().items.end(),
+                    [&](const auto& entry) { return entries_.is_nested(entry.second); });
+    if (!layers_.empty() && !change_.unfreeze.empty()) {
+      throw UnsupportedError(where_,
+                             "is of a pipeline, whose frozen parameters are in the files of layers "
+                             "alone: --unfreeze gives them to no stage");
+    }
+    if (change_.drop.empty() || (layers_.empty() && !is_nested)) return;
+    throw UnsupportedError(
+        where_, is_nested ? "has a nested module, which --drop leaves as it is"
+                          : "is of a pipeline, whose files of layers --drop leaves as they are");
+  }
+
+  // An expert is in a file of its own, and has another name on its rank.
+  void refuse_experts() const {
+    if (!base_.facts().model_parallel) return;
+    for (const Param& param : base_.params()) {
+      const FateOption* option = fate_of(param.name);
+      if (option == nullptr || !is_expert(param)) continue;
+      throw UnsupportedError(
+          {.file = where_.file, .tensor = param.name},
+          std::string("is an expert's parameter, which ") + option->name + " does not change")
+          .with_hint("a pattern that does not fit experts changes the others");
     }
   }
 
@@ -158,6 +226,7 @@ class ChangedSet {
       for (const std::string& pattern : change_.*option.patterns) choose_fates(option, pattern);
     }
     for (const auto& [owner, names] : aliases_) check_tied(owner, names);
+    refuse_experts();
     for (const auto& [name, option] : fates_) {
       if (option->fate == Fate::dropped) dropped_.insert(name);
     }
@@ -177,7 +246,7 @@ class ChangedSet {
       throw UsageError("'" + param.name + "' is named by both " + at->second->name + " and " +
                        option.name);
     }
-    if (changing > 0) return;
+    if (changing > 0 || part_ == Part::world) return;
     throw UsageError(
         std::string(option.name) + " '" + pattern + "' fits no " + option.candidates +
         (fitting == 0 ? "" : ", only " + counted(fitting, "other entry", "other entries")))
@@ -246,6 +315,9 @@ class ChangedSet {
   }
 
   DType type_in_module(const std::string& name) const {
+    if (const auto type = layers_.find(name); type != layers_.end()) {
+      return type->second;
+    }
     const CheckpointFile& file = base_.files().model.front();
     const pickle::Value entry = entries_.find(name);
     if (is_meta_tensor(entry)) return meta_tensor(entry).dtype;
@@ -370,10 +442,18 @@ class ChangedSet {
 
   std::vector<std::vector<std::string>> by_likeness(const std::vector<const Param*>& fresh,
                                                     const std::vector<ParamGroup>& before) const {
-    const GroupChoice choice(base_, before);
+    // Groups of experts have nothing else.
+    std::vector<size_t> numbers;
+    std::vector<ParamGroup> others;
+    for (size_t g = 0; g < before.size(); ++g) {
+      if (before[g].settings.value.find_or_none("moe").is_true()) continue;
+      numbers.push_back(g);
+      others.push_back(before[g]);
+    }
+    const GroupChoice choice(base_, others);
     std::vector<std::vector<std::string>> incoming(before.size());
     for (const Param* param : fresh) {
-      incoming[choice.of(param->name, param->weight.shape())].push_back(param->name);
+      incoming[numbers[choice.of(param->name, param->weight.shape())]].push_back(param->name);
     }
     return incoming;
   }
@@ -513,6 +593,8 @@ class ChangedSet {
   const WeightNames& weight_names_;
   const std::vector<std::string>& told_order_;
   const Checkpoint* like_;
+  const LayerTypes& layers_;
+  const Part part_;
   const Where where_;
   const ModuleEntries entries_;
   KeyedMap<std::string, std::vector<std::string>> aliases_;  // by owner
@@ -528,15 +610,37 @@ class ChangedSet {
   Cost resized_;
 };
 
+Checkpoint changed(std::shared_ptr<const Checkpoint> base, const SetChange& change,
+                   const WeightNames& names, const std::vector<std::string>& order,
+                   const Checkpoint* like, const LayerTypes& layers, Part part) {
+  CheckpointDraft draft = base->draft();
+  draft.facts.changed = true;
+  ChangedSet(draft, *base, change, names, order, like, layers, part).read();
+  draft.changed_from = std::move(base);
+  return Checkpoint(std::move(draft));
+}
+
 }  // namespace
 
 Checkpoint changed_set(std::shared_ptr<const Checkpoint> base, const SetChange& change,
                        const WeightNames& names, const std::vector<std::string>& order,
                        const Checkpoint* like) {
-  CheckpointDraft draft = base->draft();
-  draft.facts.changed = true;
-  ChangedSet(draft, *base, change, names, order, like).read();
-  draft.changed_from = std::move(base);
+  const bool is_split = base->facts().model_parallel;
+  const auto layers =
+      std::make_shared<const LayerTypes>(is_split ? layer_types(*base) : LayerTypes());
+  Checkpoint whole = changed(base, change, names, order, like, *layers, Part::whole);
+  if (!is_split) return whole;
+  CheckpointDraft draft = whole.draft();
+  draft.params = whole.params();
+  draft.module_order = whole.module_order();
+  draft.changed_from = base;
+  draft.changed_world = [base, change, names, order, like, layers](uint32_t mp_rank) {
+    const bool has_like = like != nullptr && like->facts().model_parallel;
+    const std::optional<Checkpoint> like_world =
+        has_like ? std::optional<Checkpoint>(like->world(mp_rank)) : std::nullopt;
+    return changed(std::make_shared<const Checkpoint>(base->world(mp_rank)), change, names, order,
+                   has_like ? &*like_world : like, *layers, Part::world);
+  };
   return Checkpoint(std::move(draft));
 }
 

@@ -20,7 +20,9 @@ namespace dsckpt {
 // Checkpoint::changed_from(). Notes say what each change costs. Throws UsageError for a pattern
 // that changes nothing, for two changes of one parameter, and for one of several tied names alone.
 // Throws it also for a new name that is there, and for a parameter that fits several groups or
-// none. Throws UnsupportedError for a `base` that is split over ranks or has no files of DeepSpeed.
+// none. Throws UnsupportedError for a `base` without files of DeepSpeed. If it is split over ranks,
+// so is the result, which borrows `like`. It throws then also for new parameters, other rows, and
+// changes of experts.
 Checkpoint changed_set(std::shared_ptr<const Checkpoint> base, const SetChange& change,
                        const WeightNames& names, const std::vector<std::string>& order,
                        const Checkpoint* like);

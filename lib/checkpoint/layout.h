@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -58,7 +59,9 @@ struct CheckpointDraft {
   std::shared_ptr<const Checkpoint> run = {};           // Checkpoint::run
   std::shared_ptr<const Checkpoint> values = {};        // whose states and steps these are
   std::shared_ptr<const Checkpoint> changed_from = {};  // Checkpoint::changed_from
-  std::vector<AveragedCheckpoint> averaged = {};        // Checkpoint::averaged
+  // Checkpoint::world() of a changed_set() of a split model.
+  std::function<Checkpoint(uint32_t mp_rank)> changed_world = {};
+  std::vector<AveragedCheckpoint> averaged = {};  // Checkpoint::averaged
 };
 
 // A row of the table of layouts.

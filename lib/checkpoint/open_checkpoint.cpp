@@ -283,6 +283,7 @@ CheckpointDraft Checkpoint::draft() const {
 
 Checkpoint Checkpoint::world(uint32_t mp_rank) const {
   const CheckpointDraft& whole = impl_->draft;
+  if (whole.changed_world) return whole.changed_world(mp_rank);
   if (whole.run != nullptr) return given_world(whole.run->world(mp_rank), mp_rank);
   if (!whole.worlds) {
     throw UnsupportedError({.file = whole.folder.path.string()},

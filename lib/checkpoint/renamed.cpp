@@ -430,8 +430,18 @@ void lay_out_renamed(PlanBuilder& plan, const Checkpoint& checkpoint, const Chec
   copy.lay_out(root, plan, std::move(path));
 }
 
+bool keeps_names(const Checkpoint& checkpoint) {
+  const Checkpoint* before = checkpoint.changed_from();
+  const std::vector<Param>& params = checkpoint.params();
+  return before == nullptr || std::all_of(params.begin(), params.end(), [&](const Param& param) {
+           const Param* old = before->find(param.name);
+           return old != nullptr && param.saved_name == param.name &&
+                  old->weight.shape() == param.weight.shape();
+         });
+}
+
 void refuse_renamed_slices(const Checkpoint& checkpoint) {
-  if (checkpoint.changed_from() == nullptr) return;
+  if (keeps_names(checkpoint)) return;
   const Where where{.file = checkpoint.tag_folder().string()};
   if (checkpoint.facts().model_parallel) {
     throw UnsupportedError(where,

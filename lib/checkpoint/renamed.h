@@ -70,6 +70,9 @@ using ChangeValue =
 void lay_out_renamed(PlanBuilder& plan, const Checkpoint& checkpoint, const CheckpointFile& file,
                      std::string path, const ChangeValue& change);
 
+// True if the parameters are some of those in the files, with their names and shapes.
+bool keeps_names(const Checkpoint& checkpoint);
+
 // For writers of DeepSpeed's files: only parameters that data-parallel ranks have whole can get
 // other names. Throws UnsupportedError.
 void refuse_renamed_slices(const Checkpoint& checkpoint);

@@ -112,8 +112,15 @@ Value module_dict(ModelFile& file, const Value& saved, const ModuleEntries& entr
   return dict;
 }
 
+// True if `module` of the files has the same entries, whatever their values.
+bool keeps_entries(const Checkpoint& checkpoint) {
+  return keeps_names(checkpoint) &&
+         (checkpoint.changed_from() == nullptr ||
+          checkpoint.params().size() == checkpoint.changed_from()->params().size());
+}
+
 Value own_module(ModelFile& file, const Value& saved) {
-  if (file.from.checkpoint.changed_from() != nullptr && saved.is_mapping()) {
+  if (!keeps_entries(file.from.checkpoint) && saved.is_mapping()) {
     return renamed_module(
         file.copy, file.from.checkpoint, file.from.where().file, saved,
         [&](const Param& param, const Value& entry) { return param_entry(file, param, entry); });
@@ -137,7 +144,7 @@ Value module_value(ModelFile& file, const Value& saved) {
 
 Value names_of_buffers(ModelFile& file, const Value& saved) {
   const bool same_names =
-      file.from.checkpoint.changed_from() == nullptr && !file.from.checkpoint.facts().regridded;
+      keeps_entries(file.from.checkpoint) && !file.from.checkpoint.facts().regridded;
   return same_names ? file.copy.of(saved)
                     : buffer_names(file.document(), file.from.checkpoint.params());
 }
@@ -168,8 +175,7 @@ Value shared_params(ModelFile& file, const Value& saved) {
   Document& document = file.document();
   const Value dict = document.dict();
   if (file.rank > 0) return dict;
-  const bool is_changed = file.from.checkpoint.changed_from() != nullptr;
-  if (saved.is_mapping() && !is_changed) return file.copy.of(saved);
+  if (saved.is_mapping() && keeps_entries(file.from.checkpoint)) return file.copy.of(saved);
   for (const Param& param : file.from.checkpoint.params()) {
     if (param.alias_of.empty()) continue;
     file.copy.set(dict, param.name, document.string(param.alias_of));
