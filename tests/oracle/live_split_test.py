@@ -21,7 +21,7 @@ import make_model_parallel
 import oracle
 import resume_check
 from live_load_test import TIMEOUT, after, held, raised, tool, unlike
-from make_checkpoints import DEFAULT_SEED, free_port, run_forked
+from make_checkpoints import free_port, run_forked
 from regrid_test import words
 
 ALL = bool(os.environ.get("DSCKPT_ALL"))
@@ -125,23 +125,6 @@ def compare_worker(rank, world, port, resume, source, tag, reference, report, op
 def load_of(case, size, source="native", options=()):
     """A row of a table as arguments of compared()."""
     return oracle.Case(resume_check.case_folder(case)), size, source, dict(options)
-
-
-def saved_now(case, folder):
-    """A case that testdata does not have."""
-    (folder / "expected").mkdir(parents=True)
-    port = free_port()
-    error = run_forked(make_model_parallel.train_worker, folder / "logs",
-                       [(rank, case.world, port, case, folder, DEFAULT_SEED) for rank in range(case.world)],
-                       timeout=TIMEOUT)
-    if error:
-        raise AssertionError(error)
-    facts = {**json.loads((folder / "case.json").read_text()), "name": case.name, "kind": case.kind,
-             "stage": case.stage, "seed": DEFAULT_SEED,
-             "topology": {axis: getattr(case, axis) for axis in ("pp", "tp", "dp", "ep")}, "load_dir": "ckpt",
-             "tag": (folder / "ckpt" / "latest").read_text()}  # fmt: skip
-    (folder / "case.json").write_text(json.dumps(facts))
-    return oracle.Case(folder)
 
 
 def compared(saved, size, source, options, scratch):
@@ -266,7 +249,7 @@ class LiveSplitTest(unittest.TestCase):
         for case in make_model_parallel.MORE_CASES:
             with tempfile.TemporaryDirectory() as scratch:
                 scratch = pathlib.Path(scratch)
-                error, lines = compared(saved_now(case, scratch / case.name), {"dp": 1, "ep": 1}, "native", {}, scratch)
+                error, lines = compared(resume_check.saved_now(case, scratch / case.name), {"dp": 1, "ep": 1}, "native", {}, scratch)
                 self.assertIsNone(error)
                 self.assertEqual(lines, [])
 

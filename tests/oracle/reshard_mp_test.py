@@ -13,9 +13,9 @@ import unittest
 
 import torch
 
-import live_split_test
 import make_model_parallel
 import oracle
+import resume_check
 import tools
 from native_checkpoint import differences
 
@@ -155,7 +155,7 @@ class ReshardTest(unittest.TestCase):
                                    name="moe_ep2_tp2_dp2_z0_fp32", stage=0, dtype="fp32")
         with tempfile.TemporaryDirectory() as scratch:
             scratch = pathlib.Path(scratch)
-            saved = live_split_test.saved_now(dataclasses.replace(case, model="marked"), scratch / case.name)
+            saved = resume_check.saved_now(dataclasses.replace(case, model="marked"), scratch / case.name)
             done = tools.run_tool("reshard", saved.load_dir, scratch / "out", "--dp", 2)
             self.assertEqual(done.returncode, 0, done.stderr)
             new = scratch / "out" / saved.facts["tag"]

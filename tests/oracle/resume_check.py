@@ -49,6 +49,7 @@ import time
 
 import make_checkpoints
 import make_model_parallel
+import oracle
 import reshard_resume
 from make_checkpoints import ROOT, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
 from native_checkpoint import NativeCheckpoint
@@ -362,6 +363,23 @@ def case_folder(name: str) -> pathlib.Path:
 
 def tool_folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("DSCKPT_BIN", ROOT / "build" / "release" / "bin"))
+
+
+def saved_now(case, folder):
+    """A case that testdata does not have."""
+    (folder / "expected").mkdir(parents=True)
+    port = free_port()
+    error = run_forked(make_model_parallel.train_worker, folder / "logs",
+                       [(rank, case.world, port, case, folder, make_checkpoints.DEFAULT_SEED) for rank in range(case.world)],
+                       timeout=TIMEOUT)
+    if error:
+        raise AssertionError(error)
+    facts = {**json.loads((folder / "case.json").read_text()), "name": case.name, "kind": case.kind,
+             "stage": case.stage, "seed": make_checkpoints.DEFAULT_SEED,
+             "topology": {axis: getattr(case, axis) for axis in ("pp", "tp", "dp", "ep")}, "load_dir": "ckpt",
+             "tag": (folder / "ckpt" / "latest").read_text()}  # fmt: skip
+    (folder / "case.json").write_text(json.dumps(facts))
+    return oracle.Case(folder)
 
 
 def convert(facts: dict, folder: pathlib.Path, output: pathlib.Path) -> str | None:
