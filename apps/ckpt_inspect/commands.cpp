@@ -52,9 +52,8 @@ Contents open_contents(InputFiles& inputs, const cli::Common& common, const std:
   Contents contents =
       cli::while_shown(progress, common, [&] { return Contents::open(inputs, path, options); });
   inputs.watch(nullptr);
-  if (says_which && contents.checkpoint() != nullptr &&
-      !contents.checkpoint()->folder().note.empty()) {
-    cli::note("ckpt-inspect", common, contents.checkpoint()->folder().note);
+  if (says_which && !contents.choice().empty()) {
+    cli::note("ckpt-inspect", common, contents.choice());
   }
   return contents;
 }

@@ -6,7 +6,7 @@
 #include <system_error>
 
 #include "base/text.h"
-#include "checkpoint/find/tag_folder.h"
+#include "checkpoint/find/all_checkpoints.h"
 #include "cli/terminal.h"
 #include "dsckpt/error.h"
 #include "io/far_files.h"

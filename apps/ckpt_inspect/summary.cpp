@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
+#include "checkpoint/find/all_checkpoints.h"
 #include "checkpoint/find/choose.h"
-#include "checkpoint/find/tag_folder.h"
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/html.h"
 #include "ckpt_inspect/shown.h"
@@ -303,7 +303,7 @@ std::string name_of(const fs::path& path, const SavedState& state) {
 }
 
 bool is_read(const Contents& contents, const SavedState& state) {
-  return contents.checkpoint() != nullptr && contents.checkpoint()->tag_folder() == state.folder;
+  return contents.own() == (state.is_file() ? state.named : state.folder);
 }
 
 // Lists the other checkpoints at a path that does not name a single one.

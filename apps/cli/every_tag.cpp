@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "base/text.h"
-#include "checkpoint/find/tag_folder.h"
+#include "checkpoint/find/all_checkpoints.h"
 #include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/interrupt.h"

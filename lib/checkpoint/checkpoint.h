@@ -240,6 +240,9 @@ struct OpenOptions {
   std::shared_ptr<Folders> folders = {};  // FindOptions::folders
 };
 
+// For find_tag_folder().
+FindOptions find_options(const OpenOptions& options);
+
 // A rank's file that is missing or cannot be read.
 struct LostFile {
   ShardName name;
@@ -317,7 +320,11 @@ class Checkpoint {
   // files are added to `inputs`, which must outlive the checkpoint and its tensors.
   static Checkpoint open(InputFiles& inputs, const std::filesystem::path& path,
                          const OpenOptions& options = {});
-  // The same for a folder that was listed before. Any of its shards may have been left out.
+  // The same for a path that was found before. Throws InconsistentError for weights alone.
+  static Checkpoint open_found(InputFiles& inputs, const TagFolder& folder,
+                               const OpenOptions& options);
+  // The same for a folder that was listed before, without its older states and without hints. Any
+  // of its shards may have been left out.
   static Checkpoint open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options);
   // The same by other readers (layout.h): the first of `layouts` whose probe() takes the folder.
   static Checkpoint open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options,

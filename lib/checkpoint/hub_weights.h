@@ -26,6 +26,7 @@ struct WeightNames {
   // themselves. nullptr: none. Borrowed.
   KeyMap* rules = nullptr;
   std::shared_ptr<Folders> folders = {};  // FindOptions::folders
+  std::string choice = {};                // TagFolder::note, where they were one of several
 };
 
 // The tensors of `weights` from `path`. The config.json in the same folder tells if they have the

@@ -159,7 +159,7 @@ std::optional<Checkpoint> first_whole(InputFiles& inputs, const TagFolder& damag
                                       const OpenOptions& options, const Error& error) {
   for (const fs::path& path : damaged.older) {
     try {
-      TagFolder folder = find_tag_folder(path, {.roots = options.roots, .model = options.model});
+      TagFolder folder = find_tag_folder(path, {.roots = options.roots, .model = damaged.model});
       folder.note = "reading " + path.string() + ", the newest that is whole; of " +
                     damaged.named.string() + ": " + error.what();
       return Checkpoint::open(inputs, folder, options);
@@ -168,14 +168,6 @@ std::optional<Checkpoint> first_whole(InputFiles& inputs, const TagFolder& damag
     }
   }
   return std::nullopt;
-}
-
-// True if a folder between `path` and the checkpoint's files is called so.
-bool is_below(const TagFolder& folder, const fs::path& path, const std::string& name) {
-  const fs::path files =
-      folder.dcp_metadata.empty() ? folder.path : folder.dcp_metadata.front().parent_path();
-  const fs::path below = files.lexically_normal().lexically_relative(path.lexically_normal());
-  return std::find(below.begin(), below.end(), name) != below.end();
 }
 
 // True if `error` is of a shard that was not known to be damaged; then it is now.
@@ -207,14 +199,25 @@ std::optional<Checkpoint> without_damaged(InputFiles& inputs, TagFolder folder,
 
 }  // namespace
 
+FindOptions find_options(const OpenOptions& options) {
+  return {.tag = options.tag,
+          .roots = options.roots,
+          .model = options.model,
+          .folders = options.folders};
+}
+
 Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
-  TagFolder folder = find_tag_folder(path, {.tag = options.tag,
-                                            .roots = options.roots,
-                                            .model = options.model,
-                                            .folders = options.folders});
-  // A name that has chosen the folder is none of a model within its files.
+  return open_found(inputs, find_tag_folder(path, find_options(options)), options);
+}
+
+Checkpoint Checkpoint::open_found(InputFiles& inputs, const TagFolder& folder,
+                                  const OpenOptions& options) {
+  if (folder.has_only_weights()) {
+    throw InconsistentError({.file = folder.path.string()},
+                            "holds weights, which are no checkpoint of a training");
+  }
   OpenOptions of_folder = options;
-  if (is_below(folder, path, options.model)) of_folder.model.clear();
+  of_folder.model = folder.model;
   try {
     return open(inputs, folder, of_folder);
   } catch (const Error& error) {

@@ -8,6 +8,7 @@
 
 #include "base/keyed_hash.h"
 #include "base/text.h"
+#include "checkpoint/find/weights_files.h"
 #include "checkpoint/order_match.h"
 #include "dsckpt/error.h"
 #include "format/tensors_in.h"
@@ -311,11 +312,6 @@ void refuse_foreign_options(const CheckpointDraft& draft, const std::string& wha
     throw UsageError("--tp-rule is for slices that no file tells how to put together; this is " +
                      what + ", which says where its parts belong");
   }
-}
-
-UsageError no_such_model(const std::string& name, const std::string& display) {
-  return UsageError("--model: no model is called '" + name + "': " + display +
-                    " holds one, without a name");
 }
 
 const KeyedDict& chosen_model(const std::string& name, const TrainingFile& file,

@@ -70,8 +70,6 @@ void note_told_by_type(CheckpointDraft& draft, size_t count);
 // Options that are for shards of DeepSpeed; `what` the folder is instead.
 void refuse_foreign_options(const CheckpointDraft& draft, const std::string& what);
 
-// The error for a name of a model in a file that has one without a name.
-UsageError no_such_model(const std::string& name, const std::string& display);
 // The only model of a file, or the one of that name. Throws InconsistentError that lists
 // them if there are several, UsageError if none is called so.
 const KeyedDict& chosen_model(const std::string& name, const TrainingFile& file,

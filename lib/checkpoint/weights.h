@@ -12,18 +12,14 @@
 #include <vector>
 
 #include "checkpoint/find/folders.h"
+#include "checkpoint/find/tag_folder.h"
+#include "checkpoint/find/weights_files.h"
 #include "checkpoint/weights_file.h"
 #include "format/tensors_in.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
 
 namespace dsckpt {
-
-// An index of sharded weights, as huggingface_hub writes it.
-struct WeightsIndex {
-  std::map<std::string, std::string> files;  // tensor name -> file name
-  std::optional<uint64_t> total_size;        // metadata.total_size: bytes of all tensors
-};
 
 // The files of one model's weights in a folder.
 struct FoundWeights {
@@ -36,12 +32,6 @@ struct FoundWeights {
 // folder has no weights. Throws InconsistentError and UsageError that list the models.
 FoundWeights find_weights(Folders& folders, const std::filesystem::path& folder,
                           const std::string& model = {});
-bool is_weights_index(const std::filesystem::path& path);
-// True if a file has a name that frameworks give to weights, or to their index.
-bool is_weights_name(const std::filesystem::path& path);
-// Throws IoError, and CorruptError if the file is not an index.
-WeightsIndex read_weights_index(const std::filesystem::path& path);
-
 // The files that make a checkpoint of the weights beside them.
 enum class Beside : uint8_t {
   shards,     // and `latest`: people keep the model's own files beside a checkpoint
@@ -57,10 +47,10 @@ bool holds_only_weights(Folders& folders, const std::filesystem::path& path, con
 bool is_weights_input(Folders& folders, const std::filesystem::path& path, const std::string& tag,
                       Beside beside);
 
-// Missing files that names in `paths` imply: for "model-00001-of-00003.x" those of the other
-// numbers, in the same folder. By path.
-std::vector<std::filesystem::path> missing_siblings(
-    const std::vector<std::filesystem::path>& paths);
+// find_tag_folder(), where weights are welcome: a path that is_weights_input() is what has only
+// weights (TagFolder::has_only_weights), with `path` to open. Throws UsageError for weights with
+// other roots.
+TagFolder find_input(const std::filesystem::path& path, const FindOptions& options, Beside beside);
 
 // The `__metadata__` of all `files` of safetensors, of the last file for each key.
 std::map<std::string, std::string> metadata_of(const std::vector<WeightsFile>& files);

@@ -234,7 +234,9 @@ class WeightsGiver {
   std::vector<std::string> kept_;
 };
 
-Weights open_weights(InputFiles& inputs, const fs::path& path, const WeightNames& names) {
+Weights open_weights(InputFiles& inputs, const fs::path& path, const WeightNames& names,
+                     std::vector<std::string>& notes) {
+  if (!names.choice.empty()) notes.push_back(names.choice);
   return Weights::open(inputs, path,
                        {.of_model = true,
                         .model = names.model,
@@ -291,8 +293,8 @@ void refuse_values_into(const Checkpoint& base) {
 }
 
 Checkpoint weights_alone(InputFiles& inputs, const fs::path& path, const WeightNames& names) {
-  Weights weights = open_weights(inputs, path, names);
   CheckpointDraft draft{.inputs = inputs};
+  Weights weights = open_weights(inputs, path, names, draft.notes);
   draft.folder.path = path;
   draft.folder.folders = names.folders;
   draft.facts = {.layout = "weights",
@@ -321,13 +323,15 @@ Checkpoint weights_alone(InputFiles& inputs, const fs::path& path, const WeightN
 Checkpoint started_from_weights(std::shared_ptr<const Checkpoint> base, const fs::path& path,
                                 const WeightNames& names) {
   const CheckpointDraft of_base = base->draft();
-  Weights weights = open_weights(of_base.inputs, path, names);
+  std::vector<std::string> notes;
+  Weights weights = open_weights(of_base.inputs, path, names, notes);
   refuse_stripped(*base, "it does not tell how a run of it starts");
   CheckpointDraft draft{.inputs = of_base.inputs,
                         .facts = of_base.facts,
                         .run_config = of_base.run_config,
                         .groups = of_base.groups,
                         .wrapper_state = of_base.wrapper_state,
+                        .notes = std::move(notes),
                         .files = {.model = of_base.files.model, .optim = of_base.files.optim}};
   draft.folder.path = path;
   draft.folder.folders = names.folders;
@@ -348,7 +352,7 @@ Checkpoint with_weights(std::shared_ptr<const Checkpoint> base, const fs::path& 
                         const WeightNames& names) {
   refuse_values_into(*base);
   CheckpointDraft draft = base->draft();
-  Weights weights = open_weights(draft.inputs, path, names);
+  Weights weights = open_weights(draft.inputs, path, names, draft.notes);
   refuse_unread(path, weights);
   if (!draft.facts.has_given_states()) draft.facts.values = ValuesFrom::weights;
   const std::vector<WeightsTensor> tensors =

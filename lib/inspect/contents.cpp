@@ -23,18 +23,26 @@ std::optional<ShardName> dcp_writer(std::string_view name) {
 
 }  // namespace
 
-UsageError no_roots_of_weights(const fs::path& path) {
-  return UsageError(path.string() + ": is not a checkpoint, so it has no other roots");
-}
-
 Contents Contents::open(InputFiles& inputs, const fs::path& path, const ContentsOptions& options) {
   const Beside beside = options.states ? Beside::optimizer : Beside::shards;
   const auto folders = options.folders ? options.folders : std::make_shared<Folders>();
-  if (holds_only_weights(*folders, path, options.tag, beside)) {
+  TagFolder found{.path = path};
+  found.model = options.model;
+  const FindOptions find{options.tag, options.roots, options.model, folders};
+  bool is_weights = holds_only_weights(*folders, path, options.tag, beside);
+  if (is_weights && !options.roots.empty()) throw no_roots_of_weights(path);
+  if (!is_weights) {
+    found = find_tag_folder(path, find);
+    is_weights = found.has_only_weights();
+  }
+  if (is_weights) {
     Contents contents;
-    if (!options.roots.empty()) throw no_roots_of_weights(path);
+    contents.own_ = found.path;
+    contents.choice_ = found.note;
     contents.weights_ = std::make_unique<Weights>(
-        Weights::open(inputs, path, {.model = options.model, .folders = folders}));
+        Weights::open(inputs, found.path, {.model = found.model, .folders = folders}));
+    contents.notes_ = contents.weights_->notes();
+    if (!found.note.empty()) contents.notes_.insert(contents.notes_.begin(), found.note);
     bool torch = false;
     bool safetensors = false;
     for (const WeightsFile& file : contents.weights_->files()) {
@@ -56,7 +64,7 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
                    .folders = folders};
   for (const std::string& rule : options.tp_rules) open.tp_rules.push_back(TpRule::parse(rule));
   const auto opened = [&] {
-    return of(std::make_shared<const Checkpoint>(Checkpoint::open(inputs, path, open)));
+    return of(std::make_shared<const Checkpoint>(Checkpoint::open_found(inputs, found, open)));
   };
   if (!options.damaged) return opened();
   try {
@@ -80,6 +88,8 @@ Contents Contents::of(std::shared_ptr<const Checkpoint> opened) {
   contents.checkpoint_ = std::move(opened);
   const Checkpoint& checkpoint = *contents.checkpoint_;
   contents.form_ = checkpoint.facts().layout;
+  contents.own_ = checkpoint.folder().own();
+  contents.choice_ = checkpoint.folder().note;
   for (const auto* files : {&checkpoint.files().model, &checkpoint.files().optim,
                             &checkpoint.files().modules, &checkpoint.files().params}) {
     contents.archives_.insert(contents.archives_.end(), files->begin(), files->end());
@@ -115,8 +125,7 @@ const std::vector<WeightsFile>& Contents::weights_files() const {
 }
 
 const std::vector<std::string>& Contents::notes() const {
-  static const std::vector<std::string> kNone;
-  return checkpoint_ ? checkpoint_->notes() : weights_ ? weights_->notes() : kNone;
+  return checkpoint_ ? checkpoint_->notes() : notes_;
 }
 
 std::optional<ShardName> Contents::writer_of(const InputFiles& inputs, FileId file) const {

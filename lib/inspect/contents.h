@@ -46,9 +46,6 @@ struct ContentsOptions {
   std::shared_ptr<Folders> folders = {};  // as OpenOptions::folders
 };
 
-// The error for --root with weights.
-UsageError no_roots_of_weights(const std::filesystem::path& path);
-
 // An open path: a checkpoint in any readable layout, a file of tensors, or a folder of weights.
 // Immutable; any thread. The InputFiles table must outlive it.
 class Contents {
@@ -73,6 +70,10 @@ class Contents {
   const std::vector<CheckpointFile>& archives() const { return archives_; }
   const std::vector<WeightsFile>& weights_files() const;
   const std::vector<std::string>& notes() const;
+  // The folder that has the files, or the one file that has everything.
+  const std::filesystem::path& own() const { return own_; }
+  // Why it is this one, where the path left a choice (TagFolder::note); else "".
+  const std::string& choice() const { return choice_; }
   // The error that keeps the checkpoint from being opened as a whole, with a next step as its hint;
   // nullptr if it is whole. Only with ContentsOptions::damaged.
   const Error* damage() const { return damage_ ? &*damage_ : nullptr; }
@@ -86,6 +87,9 @@ class Contents {
   void index_files();
 
   std::string form_;
+  std::filesystem::path own_;
+  std::string choice_;
+  std::vector<std::string> notes_;  // on weights
   std::shared_ptr<const Checkpoint> checkpoint_;
   std::unique_ptr<Weights> weights_;
   std::vector<CheckpointFile> archives_;

@@ -113,9 +113,7 @@ Place::Input input_of(const Checkpoint& checkpoint) {
   const TagFolder& folder = checkpoint.folder();
   std::error_code failed;
   // A file that holds everything, and was given as such, may lie among anything else.
-  const bool is_one_file = folder.training.weights == folder.training.optimizer &&
-                           fs::is_regular_file(folder.named, failed);
-  const fs::path& path = is_one_file ? folder.named : checkpoint.tag_folder();
+  const fs::path& path = folder.own();
   std::string what = fs::is_directory(path, failed) ? "the folder of " : "the file of ";
   what += facts.is_universal()   ? "the universal checkpoint"
           : facts.from_weights() ? "the weights"

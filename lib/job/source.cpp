@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/text.h"
 #include "checkpoint/changed_set.h"
+#include "checkpoint/find/all_checkpoints.h"
 #include "checkpoint/find/tag_folder.h"
 #include "checkpoint/other_values.h"
 #include "checkpoint/renamed.h"
@@ -134,8 +135,10 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
   OpenOptions open = open_options(options);
   const Beside beside = options.optimizer_states ? Beside::optimizer : Beside::shards;
   open.folders = std::make_shared<Folders>();
-  const bool is_weights =
-      options.weights && is_weights_input(*open.folders, path, options.tag, beside);
+  const TagFolder found = options.weights ? find_input(path, find_options(open), beside)
+                                          : find_tag_folder(path, find_options(open));
+  const bool is_weights = options.weights && found.has_only_weights();
+  if (is_weights) impl->path = found.path;
   check_weights_from(*open.folders, options, path, is_weights);
   if (!is_weights && options.weights_from.empty() && options.set_change.add.empty()) {
     refuse_weights_options(options);
@@ -153,22 +156,23 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
   const bool are_of_weights = is_weights || !options.weights_from.empty();
   const WeightNames names{.strip_prefix = options.strip_prefix,
                           .add_prefix = options.add_prefix,
-                          .model = is_weights ? options.model : std::string(),
+                          .model = is_weights ? found.model : std::string(),
                           .allow_missing = options.allow_missing,
                           .as_module = options.module_names,
                           .rules = rules.empty() ? nullptr : &rules,
-                          .folders = open.folders};
+                          .folders = open.folders,
+                          .choice = is_weights ? found.note : std::string()};
   std::shared_ptr<const Checkpoint>& checkpoint = impl->checkpoint;
   const auto take = [&](Checkpoint made) {
     checkpoint = std::make_shared<const Checkpoint>(std::move(made));
   };
   if (!is_weights) {
-    take(Checkpoint::open(*impl->inputs, path, open));
+    take(Checkpoint::open_found(*impl->inputs, found, open));
     impl->path = checkpoint->folder().named;
   } else if (impl->like) {
-    take(started_from_weights(impl->like, path, names));
+    take(started_from_weights(impl->like, impl->path, names));
   } else {
-    take(weights_alone(*impl->inputs, path, names));
+    take(weights_alone(*impl->inputs, impl->path, names));
   }
   if (!rules.empty() && !are_of_weights) take(renamed(checkpoint, rules));
   // The groups and files come from `like`.
@@ -307,7 +311,7 @@ std::string averaged_text(const std::vector<AveragedCheckpoint>& parts) {
   std::string text = "averages " + counted(parts.size(), "checkpoint") + ":";
   for (size_t i = 0; i < parts.size(); ++i) {
     text += std::string(i == 0 ? " " : ", ") +
-            parts[i].checkpoint->tag_folder().filename().string() + " (" +
+            parts[i].checkpoint->folder().own().filename().string() + " (" +
             human_percent(parts[i].weight / sum) + ")";
   }
   return text + "; buffers of the last";
@@ -331,19 +335,22 @@ Source Source::open_average(const std::vector<fs::path>& paths, const SourceOpti
     OpenOptions open = open_options(options);
     open.model = model;
     open.folders = std::make_shared<Folders>();
+    const TagFolder found = find_input(all[i].path, find_options(open), Beside::shards);
     auto checkpoint = std::make_shared<const Checkpoint>(
-        is_weights_input(*open.folders, path, options.tag, Beside::shards)
-            ? weights_alone(*impl->inputs, path, {.model = model, .folders = open.folders})
-            : Checkpoint::open(*impl->inputs, path, open));
-    if (!folders.insert(fs::weakly_canonical(checkpoint->tag_folder())).second) {
-      throw UsageError(checkpoint->tag_folder().string() + ": is given twice")
+        found.has_only_weights()
+            ? weights_alone(*impl->inputs, found.path,
+                            {.model = found.model, .folders = open.folders, .choice = found.note})
+            : Checkpoint::open_found(*impl->inputs, found, open));
+    const fs::path& own = checkpoint->folder().own();
+    if (!folders.insert(fs::weakly_canonical(own)).second) {
+      throw UsageError(own.string() + ": is given twice")
           .with_hint("--weights makes a checkpoint count more");
     }
     parts.push_back({std::move(checkpoint), average.weights.empty() ? 1 : average.weights[i]});
   }
   sort_by_step(parts);
   if (average.ema) weigh_by_age(parts, *average.ema);
-  impl->path = parts.back().checkpoint->tag_folder();
+  impl->path = parts.back().checkpoint->folder().own();
   notes.push_back(averaged_text(parts));
   impl->checkpoint = std::make_shared<const Checkpoint>(dsckpt::average(std::move(parts)));
   impl->notes = std::move(notes);

@@ -49,10 +49,14 @@ std::vector<Conversion> conversions(const Source& source) {
   };
   const std::string shown = shown_path(source->path);
   const std::string path = " " + shell_word(shown) + " ";
+  std::error_code failed;
+  const bool is_file = fs::is_regular_file(source->path, failed);
+  const fs::path universal =
+      (is_file ? fs::path(shown).parent_path() : fs::path(shown)) / "universal";
   const std::array<Way, 4> ways{
       {{"zero-to-fp32", "fp32 weights", [&] { plan_weights(source); }, path + "OUTPUT"},
        {"to-universal", "a universal checkpoint", [&] { plan_universal(source); },
-        path + shell_word((fs::path(shown) / "universal").string())},
+        path + shell_word(universal.string())},
        {"reshard", "shards for another number of GPUs", [&] { plan_reshard(source, some_ranks); },
         path + "OUTPUT --dp GPUS"},
        {"to-dcp", "a checkpoint for FSDP2", [&] { plan_dcp(source); }, path + "OUTPUT --dp GPUS"}}};

@@ -92,9 +92,11 @@ BaseTensors base_of_checkpoint(const Checkpoint& checkpoint,
 BaseTensors base_of_weights(InputFiles& inputs, const fs::path& path,
                             std::vector<std::string>& notes) {
   const auto folders = std::make_shared<Folders>();
-  const Checkpoint weights = is_weights_input(*folders, path, "", Beside::shards)
-                                 ? weights_alone(inputs, path, {.folders = folders})
-                                 : Checkpoint::open(inputs, path, {.folders = folders});
+  const TagFolder found = find_input(path, {.folders = folders}, Beside::shards);
+  const Checkpoint weights =
+      found.has_only_weights()
+          ? weights_alone(inputs, found.path, {.folders = folders, .choice = found.note})
+          : Checkpoint::open_found(inputs, found, {.folders = folders});
   BaseTensors base{.display = path.string(), .valueless = weights.valueless()};
   for (const std::string& note : weights.notes()) notes.push_back(path.string() + ": " + note);
   for (const Param& param : weights.params()) {

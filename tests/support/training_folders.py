@@ -4,6 +4,7 @@ A seed always makes the same folder. Each saved state is a copy of a test checkp
 checkpoint that a tool reads shows whether it took the right copy.
 """
 import dataclasses
+import math
 import os
 import pathlib
 import random
@@ -21,6 +22,34 @@ FAMILIES = [
 ]
 MODELS = ["actor", "critic", "reward", "generator", "discriminator", "ema", "reference", "pytorch_model",
           "pytorch_model_1"]
+
+
+def small_values(first):
+    """A small model's state_dict, with other values for each `first`."""
+    shapes = {"a.weight": (2, 3), "a.bias": (2, ), "b.weight": (4, 2)}
+    values, at = {}, 1000 * first
+    for name, shape in shapes.items():
+        count = math.prod(shape)
+        values[name] = torch_files.tensor((torch_files.arange(count).values + at).astype("float32").reshape(shape))
+        at += count
+    return values
+
+
+def adam(values, step):
+    """torch.optim.Adam.state_dict() of these parameters."""
+    state = {number: {"step": torch_files.full(value=float(step)), "exp_avg": value + 1, "exp_avg_sq": value + 2}
+             for number, value in enumerate(values.values())}
+    return {"state": state, "param_groups": [{"lr": 0.5, "betas": (0.9, 0.99), "params": list(range(len(values)))}]}
+
+
+def lightning_file(values, step):
+    return {"epoch": 1, "global_step": step, "pytorch-lightning_version": "2.6.6", "state_dict": values,
+            "optimizer_states": [adam(values, step)], "lr_schedulers": []}
+
+
+def tutorial_file(values, step):
+    """torch's tutorials save the epoch and no step, which the optimizer has."""
+    return {"epoch": 1, "model": values, "optimizer": adam(values, step), "loss": torch_files.full(value=0.5)}
 
 
 @dataclasses.dataclass

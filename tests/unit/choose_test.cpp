@@ -119,11 +119,12 @@ TEST(Choose, AWholeOneAmongThoseThatCannotBeRead) {
 }
 
 TEST(Choose, TheOneOfAModel) {
+  Folders folders;
   const std::vector<SavedState> states{state("step_3/actor", 3), state("step_3/critic", 3),
                                        state("step_4/actor", 4), state("step_4/critic", 4)};
-  EXPECT_EQ(chosen(of_model(kPath, states, "actor")), "step_4/actor");
-  EXPECT_EQ(chosen(of_model(kPath, states, "critic")), "step_4/critic");
-  EXPECT_ERROR(of_model(kPath, states, "reward"), UsageError, "is called 'reward'");
+  EXPECT_EQ(chosen(of_model(folders, kPath, states, "actor").states), "step_4/actor");
+  EXPECT_EQ(chosen(of_model(folders, kPath, states, "critic").states), "step_4/critic");
+  EXPECT_ERROR(of_model(folders, kPath, states, "reward"), UsageError, "is called 'reward'");
 }
 
 TEST(Choose, OlderOnesAreKeptForWhenItIsDamaged) {

@@ -62,8 +62,11 @@ std::optional<RunCheckpoint> checkpoint_at(const fs::path& folder) {
     std::vector<SavedState> states = states_in(folders, folder);
     const bool is_tag = std::any_of(states.begin(), states.end(), is_native);
     if (states.empty()) states = find_states(folders, folder);
-    // Universal checkpoints are converted, not saved by the training.
-    std::erase_if(states, [](const SavedState& s) { return s.kind == StateKind::universal; });
+    // Universal checkpoints and weights are converted, not saved by the training. A file that is
+    // a whole training has no folder of its own.
+    std::erase_if(states, [](const SavedState& s) {
+      return s.kind == StateKind::universal || s.kind == StateKind::weights || s.is_file();
+    });
     if (states.empty()) return std::nullopt;
     std::optional<RunCheckpoint> found = RunFolder::files_in(folder);
     if (!found) return std::nullopt;

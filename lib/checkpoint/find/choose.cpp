@@ -35,15 +35,22 @@ bool has_word(const Words& words, std::string_view word) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
+// Words of numbers that belong to them: "loss0.5". Numbers behind others tell models apart, "run1".
+constexpr std::array kMeasures{"acc", "accuracy", "f", "loss", "metric", "ppl", "score"};
+
 // A part of a path: whether it may be an age's name, and what is left of it besides.
 struct NameParts {
   bool is_age = false;
-  std::string rest = {};
+  std::string rest = {};   // in small letters
+  std::string model = {};  // the same as it is written
 };
 
 NameParts parts_of(const std::string& name) {
   NameParts parts;
-  if (name.starts_with(kAccelerates)) return {false, name};
+  if (name.starts_with(kAccelerates)) return {false, name, name};
+  const auto is_digit = [&](size_t i) {
+    return std::isdigit(static_cast<unsigned char>(name[i])) != 0;
+  };
   bool has_digits = false;
   bool has_letters = false;
   for (size_t at = 0; at < name.size();) {
@@ -51,20 +58,26 @@ NameParts parts_of(const std::string& name) {
       return std::isalpha(static_cast<unsigned char>(name[i])) || (name[i] & 0x80) != 0;
     };
     if (!letter(at)) {
-      has_digits = has_digits || std::isdigit(static_cast<unsigned char>(name[at]));
+      has_digits = has_digits || is_digit(at);
       ++at;
       continue;
     }
     std::string word;
+    const size_t begin = at;
     for (; at < name.size() && letter(at); ++at) {
       word += static_cast<char>(std::tolower(static_cast<unsigned char>(name[at])));
     }
     has_letters = true;
     if (has_word(kAges, word)) {
       parts.is_age = true;
-    } else if (!has_word(kNeutral, word)) {
-      parts.rest += (parts.rest.empty() ? "" : " ") + word;
+      continue;
     }
+    const size_t end = at;
+    while (!has_word(kMeasures, word) && at < name.size() && is_digit(at)) word += name[at++];
+    if (has_word(kNeutral, word)) continue;
+    has_digits = has_digits || at > end;
+    parts.rest += (parts.rest.empty() ? "" : " ") + word;
+    parts.model += (parts.model.empty() ? "" : "_") + name.substr(begin, at - begin);
   }
   parts.is_age = parts.is_age || (has_digits && !has_letters);
   return parts;
@@ -79,6 +92,22 @@ std::vector<std::string> components(const fs::path& path) {
 // The state's path below `path`; for a tag of `path` itself, the tag.
 fs::path path_of(const fs::path& path, const SavedState& state) {
   return state.is_latest && state.named == path ? fs::path(state.tag) : state.below(path);
+}
+
+// The same without the ending of a file.
+fs::path name_below(const fs::path& path, const SavedState& state) {
+  fs::path name = path_of(path, state);
+  constexpr std::array kEndings{".tar", ".ckpt", ".pt", ".pth", ".bin"};
+  for (const char* ending : kEndings) {
+    if (state.is_file() && name.extension() == ending) name.replace_extension();
+  }
+  return name;
+}
+
+// The model that a part of a path names.
+std::string model_of(const std::string& part) {
+  const NameParts parts = parts_of(part);
+  return parts.is_age && !parts.model.empty() ? parts.model : part;
 }
 
 // True if both may be of one model, as far as the names tell.
@@ -140,8 +169,9 @@ InconsistentError refusal(const fs::path& path, const std::vector<SavedState>& s
   const SavedState& last = states.back();
   const auto is_beside = [&](const SavedState& state) { return state.folder == last.folder; };
   const bool is_alone = std::count_if(states.begin(), states.end(), is_beside) == 1;
-  const fs::path one = is_alone || last.file.empty() ? path / last.below(path) : last.file;
-  std::string hint = std::string("give the ") + (one == last.file ? "file" : "folder") +
+  const bool by_file = last.is_file() || (!is_alone && !last.file.empty());
+  const fs::path one = by_file ? last.file : path / last.below(path);
+  std::string hint = std::string("give the ") + (by_file ? "file" : "folder") +
                      " of one: " + shell_word(one.lexically_normal().string());
   if (have_names && models.size() > 1) {
     hint = "--model " + shell_word(*models.begin()) + " reads the newest of one of them";
@@ -159,7 +189,9 @@ std::vector<SavedState> without_copies(std::vector<SavedState> states) {
     bool is_copy = false;
     for (SavedState& other : kept) {
       if (!is_same_state(state, other)) continue;
-      if (are_copies_of_files(state.folder, other.folder)) {
+      if (state.is_file()) {
+        is_copy = have_same_values(state.named, other.named);
+      } else if (are_copies_of_files(state.folder, other.folder)) {
         is_copy = true;
       } else if (are_copies_of_files(other.folder, state.folder)) {  // `other` lacks some
         std::swap(state, other);
@@ -190,7 +222,7 @@ void sort_ages(const fs::path& path, std::vector<SavedState>& states,
     const SavedState& a = states[i - 1];
     const SavedState& b = states[i];
     if (a.kind != b.kind) throw refusal(path, all, "of several kinds");
-    if (!may_be_ages(a.below(path), b.below(path)) || !has_same_params(a, b)) {
+    if (!may_be_ages(name_below(path, a), name_below(path, b)) || !has_same_params(a, b)) {
       throw refusal(path, all, "which may be several models");
     }
   }
@@ -198,7 +230,7 @@ void sort_ages(const fs::path& path, std::vector<SavedState>& states,
     if (!state.step) throw refusal(path, all, "not all of which tell their step");
   }
   std::sort(states.begin(), states.end(), [](const SavedState& a, const SavedState& b) {
-    return std::tuple(*a.step, a.folder) < std::tuple(*b.step, b.folder);
+    return std::tuple(*a.step, a.given()) < std::tuple(*b.step, b.given());
   });
   const auto twice =
       std::adjacent_find(states.begin(), states.end(),
@@ -243,10 +275,10 @@ const SavedState* latest_of(const fs::path& path, const std::vector<SavedState>&
 }  // namespace
 
 std::string model_name(const fs::path& path, const SavedState& state) {
-  const fs::path below = path_of(path, state);
+  const fs::path below = name_below(path, state);
   for (const std::string& part : components(below)) {
     const NameParts parts = parts_of(part);
-    if (!parts.is_age || !parts.rest.empty()) return part;
+    if (!parts.is_age || !parts.rest.empty()) return model_of(part);
   }
   return below.string();
 }
@@ -269,22 +301,23 @@ std::vector<std::string> lines_of(const fs::path& path, const std::vector<SavedS
   return lines;
 }
 
-bool is_named(const fs::path& path, const SavedState& state, const std::string& model) {
-  return has_word(components(path_of(path, state)), model);
-}
-
-std::vector<SavedState> of_model(const fs::path& path, std::vector<SavedState> states,
-                                 const std::string& model) {
-  if (model.empty()) return states;
-  std::vector<SavedState> found;
+StatesOfModel of_model(Folders& folders, const fs::path& path, std::vector<SavedState> states,
+                       const std::string& model) {
+  if (model.empty()) return {std::move(states)};
+  StatesOfModel found;
   for (const SavedState& state : states) {
-    if (is_named(path, state, model)) found.push_back(state);
+    const std::vector<std::string> parts = components(name_below(path, state));
+    const bool is_called = std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+      return part == model || model_of(part) == model;
+    });
+    if (is_called) found.states.push_back(state);
   }
-  if (!found.empty()) return found;
+  if (!found.states.empty()) return found;
   const auto may_have_models = [](const SavedState& state) {
-    return state.kind == StateKind::dcp || state.kind == StateKind::rank_files;
+    return state.kind == StateKind::dcp || state.kind == StateKind::rank_files || state.is_file();
   };
-  if (std::any_of(states.begin(), states.end(), may_have_models)) return states;
+  if (std::any_of(states.begin(), states.end(), may_have_models)) return {std::move(states), model};
+  for (SavedState& state : states) look_into(folders, state);
   throw UsageError("--model: no checkpoint in " + path.string() + " is called '" + model +
                    "':" + listed(lines_of(path, states)));
 }
@@ -328,15 +361,16 @@ std::vector<SavedState> sorted_by_age(const fs::path& path, std::vector<SavedSta
   return sorted;
 }
 
-ChosenState choose(const fs::path& path, std::vector<SavedState> states) {
+ChosenState choose(const fs::path& path, std::vector<SavedState> states, const std::string& model) {
   if (const SavedState* latest = latest_of(path, states)) {
     return choose_latest(path, states, *latest);
   }
   const auto name = [&](const SavedState& state) { return state.below(path).string(); };
+  const std::string there = (model.empty() ? "" : " of " + model) + " in " + path.string();
   if (states.size() == 1) {
     ChosenState choice{std::move(states.front())};
-    if (choice.state.named != path && choice.state.folder != path) {
-      choice.note = "reading " + name(choice.state) + ", the only checkpoint in " + path.string();
+    if (choice.state.named != path && (choice.state.folder != path || choice.state.is_file())) {
+      choice.note = "reading " + name(choice.state) + ", the only checkpoint" + there;
     }
     return choice;
   }
@@ -346,7 +380,7 @@ ChosenState choose(const fs::path& path, std::vector<SavedState> states) {
   if (!choice.state.damage.empty()) throw refusal(path, states, "none of which can be read");
   const auto whole_name = [&](const SavedState& state) { return (path / name(state)).string(); };
   choice.note = "reading " + name(choice.state) + ", the newest of " +
-                counted(states.size(), "checkpoint") + " in " + path.string();
+                counted(states.size(), "checkpoint") + there;
   for (SavedState& state : sorted) {
     auto& kept = state.damage.empty() ? choice.older : choice.damaged;
     kept.insert(kept.begin(), std::move(state));

@@ -21,14 +21,16 @@ struct ChosenState {
   std::vector<SavedState> damaged = {};  // of no known step; the note names them
 };
 
-// True if a folder between `path` and the state's files, or its tag, is called `model`.
-bool is_named(const std::filesystem::path& path, const SavedState& state, const std::string& model);
-
+struct StatesOfModel {
+  std::vector<SavedState> states;
+  std::string in_files = {};  // the model, if it is still to be found within their files
+};
 // The states of `model` among `states`, which are below `path`. `model` is the name of one of their
-// folders. All of them for "", and if the model may be one within files of DCP. Throws UsageError
-// that lists the models if none has this name.
-std::vector<SavedState> of_model(const std::filesystem::path& path, std::vector<SavedState> states,
-                                 const std::string& model);
+// folders or files, or what a name has besides the words and numbers of ages ("actor" of
+// "actor_step7"). All of them for "", and if the model may be one within files. Throws UsageError
+// that lists the models, with their steps, if none has this name.
+StatesOfModel of_model(Folders& folders, const std::filesystem::path& path,
+                       std::vector<SavedState> states, const std::string& model);
 
 // `states` without the other ages of a state that a `latest` below `path` names: those beside it,
 // by their names. The writer of `latest` has said which one is meant.
@@ -40,14 +42,15 @@ bool is_told_by_names(const std::filesystem::path& path, const std::vector<Saved
 
 // Chooses one of `states`, which are below `path` and not empty. The state that a `latest` in
 // `path` names is chosen even if it is damaged. Throws InconsistentError that lists them if several
-// may be meant, or none can be read.
-ChosenState choose(const std::filesystem::path& path, std::vector<SavedState> states);
+// may be meant, or none can be read. The note says that they are those of `model`.
+ChosenState choose(const std::filesystem::path& path, std::vector<SavedState> states,
+                   const std::string& model = {});
 
 // All of them, the oldest first; throws as choose(). Those that are damaged come first.
 std::vector<SavedState> sorted_by_age(const std::filesystem::path& path,
                                       std::vector<SavedState> states);
 
-// The name of a state among `states` of several models.
+// The model of a state, as of_model() takes it, by the names of folders and files.
 std::string model_name(const std::filesystem::path& path, const SavedState& state);
 
 // A line for each, for messages: its path, what it is, its step.

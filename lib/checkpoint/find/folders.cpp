@@ -41,4 +41,12 @@ const ListedFolder& Folders::operator[](const fs::path& path) {
   return folders_.emplace(folder, std::move(listed)).first->second;
 }
 
+fs::path with_name(const fs::path& path) {
+  fs::path named = path;
+  if (!named.has_filename()) named = named.parent_path();
+  if (named.filename() != "." && named.filename() != "..") return named;
+  named = fs::absolute(named).lexically_normal();
+  return named.has_filename() ? named : named.parent_path();
+}
+
 }  // namespace dsckpt

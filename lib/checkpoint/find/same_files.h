@@ -9,6 +9,10 @@ namespace dsckpt {
 // other files are compared. Throws IoError and CorruptError.
 bool are_copies(const std::filesystem::path& a, const std::filesystem::path& b);
 
+// True if the tensors in both archives of torch have the same bytes, by sizes and CRC32s, whatever
+// else they hold. False if something cannot be read.
+bool have_same_values(const std::filesystem::path& a, const std::filesystem::path& b);
+
 // True if each shard or DCP file of `folder` is a copy of the file of the same name in `whole`. So
 // both are one folder, or `folder` is a copy that may lack some files. False for folders with
 // nothing in common, and if something cannot be read.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
 #include "base/bytes.h"
 #include "base/text.h"
@@ -20,8 +21,9 @@ namespace {
 
 constexpr std::array<const char*, 2> kLatest{"latest", "latest_universal"};
 constexpr uint64_t kMaxTagBytes = 4096;
-constexpr int kLevels = 3;          // Lightning: version_0/checkpoints/epoch=0-step=10.ckpt
-constexpr size_t kFolders = 20000;  // of a folder that is not an output of a training
+constexpr int kLevels = 3;              // Lightning: version_0/checkpoints/epoch=0-step=10.ckpt
+constexpr size_t kMostFolders = 20000;  // of a folder that is not an output of a training
+constexpr size_t kMostFiles = 4096;     // likewise, of those that may be whole trainings
 constexpr std::string_view kModelFront = "model";
 
 std::string name_of(const fs::path& path) {
@@ -94,11 +96,16 @@ void add_dcp(Folders& folders, const fs::path& folder, std::vector<SavedState>& 
 
 // Where each rank has written files, one set is the model's: that of "model", or the only one.
 void add_rank_files(Folders& folders, const fs::path& folder, std::vector<SavedState>& states) {
-  std::map<std::pair<std::string, std::string>, fs::path> sets;  // and a file of each
+  std::map<std::pair<std::string, std::string>, fs::path> sets;  // with the file of the first rank
+  std::map<std::pair<std::string, std::string>, uint32_t> ranks;
   for (const fs::path& file : folders[folder].files) {
-    if (const auto name = parse_rank_name(file.filename().string())) {
-      sets.try_emplace({name->front, name->back}, file);
-    }
+    const auto name = parse_rank_name(file.filename().string());
+    if (!name) continue;
+    const std::pair set(name->front, name->back);
+    const auto [rank, is_new] = ranks.emplace(set, name->rank);
+    if (!is_new && rank->second < name->rank) continue;
+    rank->second = name->rank;
+    sets[set] = file;
   }
   const auto is_models = [](const auto& set) {
     return set.first.first.find(kModelFront) != std::string::npos;
@@ -106,18 +113,19 @@ void add_rank_files(Folders& folders, const fs::path& folder, std::vector<SavedS
   if (std::any_of(sets.begin(), sets.end(), is_models)) {
     std::erase_if(sets, [&](const auto& set) { return !is_models(set); });
   }
-  for (const auto& [name, file] : sets) {
-    const auto& [front, back] = name;
-    const RankName first{.front = front, .back = back};
+  const size_t before = states.size();
+  for (const auto& [set, first] : sets) {
+    const auto& [front, back] = set;
     // Names of programs of their own are proved by what is in a file.
-    const fs::path path = folder / first.of_rank(0);
-    if (front.find("world_size_") == front.npos && !has_rank_tensors(path)) continue;
+    if (front.find("world_size_") == front.npos && !has_rank_tensors(first)) continue;
     SavedState state{.kind = StateKind::rank_files, .folder = folder, .named = folder};
     state.tag = name_of(folder);
-    state.rank_name = name;
-    state.file = file;
+    state.rank_name = set;
+    state.model = first.filename().string();
+    state.file = first;
     states.push_back(std::move(state));
   }
+  if (states.size() == before + 1) states.back().model.clear();
 }
 
 // The rest of the name of an optimizer that the Trainer (trainer.py OPTIMIZER_NAME) or Accelerate
@@ -177,14 +185,43 @@ void add_trainings(Folders& folders, const fs::path& folder, std::vector<SavedSt
   }
 }
 
+// A search that stops would take for the only checkpoint what it has seen by then.
+[[noreturn]] void refuse_many(const fs::path& folder, size_t most, const char* what) {
+  throw InconsistentError({.file = folder.string()}, "the search stopped here, after " +
+                                                         std::to_string(most) + " " + what +
+                                                         ": another checkpoint may be behind them")
+      .with_hint("give the folder of the checkpoint");
+}
+
+// True for the name of a file that may be a whole training.
+bool may_be_training(const fs::path& file) {
+  const std::string name = file.filename().string();
+  constexpr std::array<std::string_view, 5> kEndings{".ckpt", ".pt", ".pth", ".bin", ".pth.tar"};
+  // What trainers save beside a model and its optimizer (transformers/trainer.py,
+  // accelerate/utils/constants.py).
+  constexpr std::array<std::string_view, 6> kOthers{"training_args", "scheduler",     "scaler",
+                                                    "rng_state",     "random_states", "sampler"};
+  const auto ends = [&](std::string_view ending) { return name.ends_with(ending); };
+  const auto starts = [&](std::string_view front) { return name.starts_with(front); };
+  return std::any_of(kEndings.begin(), kEndings.end(), ends) &&
+         std::none_of(kOthers.begin(), kOthers.end(), starts) && !parse_shard_name(name) &&
+         !parse_rank_name(name) && !optimizer_number(name) && !is_weights_name(file);
+}
+
 // Those below a folder that is none itself.
 class Search {
  public:
   explicit Search(Folders& folders) : folders_(folders) {}
 
-  std::vector<SavedState> take() { return std::move(found_); }
+  std::vector<SavedState> take() {
+    for (size_t i = 0; found_.empty() && i < without_.size(); ++i) {
+      std::vector<SavedState> own = weights_in(folders_, without_[i]);
+      weights_.insert(weights_.end(), own.begin(), own.end());
+    }
+    return std::move(found_.empty() ? weights_ : found_);
+  }
 
-  // True if anything is there.
+  // True if the folder itself is a state, or has tags.
   bool add(const fs::path& folder) {
     if (const auto latest = latest_in(folders_, folder)) {
       add_tags(folder, *latest);
@@ -192,13 +229,23 @@ class Search {
     }
     std::vector<SavedState> own = states_in(folders_, folder);
     found_.insert(found_.end(), own.begin(), own.end());
+    const bool are_files = std::all_of(own.begin(), own.end(), [](const SavedState& state) {
+      return state.kind == StateKind::training;
+    });
+    if (are_files) {
+      for (SavedState& state : whole_trainings_in(folders_, folder)) {
+        found_.push_back(std::move(state));
+      }
+    }
+    if (own.empty()) without_.push_back(folder);
     return !own.empty();
   }
 
   void add_below(const fs::path& folder, int levels) {
     for (const fs::path& child : folders_[folder].folders) {
-      if (child.filename().string().starts_with(".")) continue;
-      if (++seen_ > kFolders) break;
+      const std::string name = child.filename().string();
+      if (name.starts_with(".") || name == "zero") continue;
+      if (++seen_ > kMostFolders) refuse_many(folder, kMostFolders, "folders");
       if (!add(child) && levels > 1) add_below(child, levels - 1);
     }
   }
@@ -235,6 +282,8 @@ class Search {
 
   Folders& folders_;
   std::vector<SavedState> found_;
+  std::vector<SavedState> weights_;
+  std::vector<fs::path> without_;  // folders that are no states
   size_t seen_ = 0;
 };
 
@@ -258,10 +307,15 @@ std::string_view to_string(StateKind kind) {
   return "";
 }
 
+bool SavedState::is_file() const {
+  return !training.optimizer.empty() && training.weights == training.optimizer;
+}
+
 fs::path SavedState::below(const fs::path& above) const {
   // A tag in `above` itself is told by its own name; Accelerate's models have a folder each.
   fs::path own = is_latest && named != above ? named : folder;
   if (kind == StateKind::dcp && !dcp_metadata.empty()) own = dcp_metadata.front().parent_path();
+  if (is_file()) return named.lexically_relative(above);
   if (!model.empty()) own /= model;
   fs::path relative = own.lexically_relative(above);
   return relative.empty() ? own : relative;
@@ -274,6 +328,53 @@ std::vector<SavedState> states_in(Folders& folders, const fs::path& folder) {
   add_rank_files(folders, folder, states);
   add_trainings(folders, folder, states);
   return states;
+}
+
+std::vector<SavedState> whole_trainings_in(Folders& folders, const fs::path& folder) {
+  std::vector<SavedState> states;
+  std::vector<SavedState> unreadable;
+  std::set<fs::path> endings{".ckpt"};
+  for (const fs::path& file : folders[folder].files) {
+    if (!may_be_training(file)) continue;
+    if (folders.contents.size() > kMostFiles) {
+      refuse_many(folder, kMostFiles, "files that may be checkpoints");
+    }
+    SavedState state{.kind = StateKind::training, .folder = folder, .named = file};
+    state.tag = file.stem().string();
+    state.training = {file, file};
+    state.file = file;
+    const FileContent content = file_content(folders, file);
+    if (content == FileContent::training) {
+      endings.insert(file.extension());
+      states.push_back(std::move(state));
+    } else if (content == FileContent::unreadable) {
+      unreadable.push_back(std::move(state));
+    }
+  }
+  for (SavedState& state : unreadable) {
+    if (endings.contains(state.named.extension())) states.push_back(std::move(state));
+  }
+  return states;
+}
+
+std::vector<SavedState> states_of(const fs::path& folder, const std::vector<WeightsSet>& sets) {
+  std::vector<SavedState> states;
+  for (const WeightsSet& set : sets) {
+    SavedState state{.kind = StateKind::weights, .folder = folder, .named = folder};
+    state.tag = name_of(folder);
+    if (sets.size() > 1) state.model = set.name;
+    state.training.weights = set.first();
+    state.file = set.first();
+    states.push_back(std::move(state));
+  }
+  return states;
+}
+
+std::vector<SavedState> weights_in(Folders& folders, const fs::path& folder) {
+  std::vector<WeightsSet> sets = weights_sets(folders, folder);
+  join_unknown(sets);
+  take_first_form(sets);
+  return states_of(folder, sets);
 }
 
 std::vector<SavedState> find_states(Folders& folders, const fs::path& path) {

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "checkpoint/find/folders.h"
+#include "checkpoint/find/weights_files.h"
 #include "dsckpt/dtype.h"
+#include "pickle/pickle.h"
 
 namespace dsckpt {
 
@@ -46,10 +48,15 @@ struct SavedState {
   std::pair<std::string, std::string> rank_name = {};
   // For training, and for weights without an optimizer.
   TrainingPaths training = {};
-  std::string model = {};  // of several in the folder what the file of its weights is called
+  // Of several models in the folder, what the file of its weights or of its first rank is called.
+  std::string model = {};
   // One of its files, which means this state where a user gives it. Empty if none is there.
   std::filesystem::path file = {};
 
+  // True if one file has all of it: a whole training. Then `named` is the file.
+  bool is_file() const;
+  // The path that means this state.
+  const std::filesystem::path& given() const { return is_latest || is_file() ? named : folder; }
   // The path below `above` that tells it from the others.
   std::filesystem::path below(const std::filesystem::path& above) const;
 
@@ -60,9 +67,15 @@ struct SavedState {
   std::string damage = {};  // why the files do not say it
 };
 
-// The states in `folder` itself, whatever `latest` says. There are several if it holds several
-// models, or files of several kinds.
+// The states that the files of `folder` make together, whatever `latest` says. There are several if
+// it holds several models, or files of several kinds.
 std::vector<SavedState> states_in(Folders& folders, const std::filesystem::path& folder);
+// The files in `folder` that are each a whole training, and those that may be and cannot be read.
+std::vector<SavedState> whole_trainings_in(Folders& folders, const std::filesystem::path& folder);
+// Weights in `folder`, by WeightsSet::name where there are several models.
+std::vector<SavedState> weights_in(Folders& folders, const std::filesystem::path& folder);
+std::vector<SavedState> states_of(const std::filesystem::path& folder,
+                                  const std::vector<WeightsSet>& sets);
 
 // `latest` of a folder, or else `latest_universal`; stored in any form.
 std::optional<std::filesystem::path> latest_in(Folders& folders,
@@ -74,9 +87,10 @@ bool is_latest(const std::filesystem::path& file);
 std::string tag_named_by(const std::filesystem::path& latest);
 
 // The states that `path`, a folder, may mean, by path. They are those in it; else, if it has
-// `latest`, the state of each tag; else those of folders at most three levels below it. A folder
-// whose `latest` names a missing tag is a damaged state. Throws IoError if a folder that may hold a
-// state cannot be listed.
+// `latest`, the state of each tag; else those of folders at most three levels below it, and whole
+// trainings in files there. Weights count only if there is nothing else. A folder whose `latest`
+// names a missing tag is a damaged state. Throws IoError if a folder that may hold a state cannot
+// be listed.
 std::vector<SavedState> find_states(Folders& folders, const std::filesystem::path& path);
 
 // Reads `step` and `params` from the files that have them. These are one model-states file
@@ -87,10 +101,14 @@ void look_into(Folders& folders, SavedState& state);
 
 // True if the file, of one rank by its name, has DTensors or ShardedTensors in its state_dict.
 bool has_rank_tensors(const std::filesystem::path& path);
+// The same of the content of a file.
+bool has_rank_tensors(const pickle::Value& root);
 
-// True if the file is one of a whole training, or of an optimizer alone (training_file.h), and no
-// shard. A file with only weights in a dict of a dict counts if Lightning wrote it.
-bool is_training_file(const std::filesystem::path& path);
+// What the file is (training_file.h); shards are `other`. A file with only weights in a dict of a
+// dict counts as a training if Lightning wrote it. Any name.
+FileContent file_content(Folders& folders, const std::filesystem::path& path);
+// True if the file is one of a whole training, or of an optimizer alone.
+bool is_training_file(Folders& folders, const std::filesystem::path& path);
 
 // Accelerate's folders have these names, and a number: accelerate/utils/constants.py
 // FSDP_MODEL_NAME, OPTIMIZER_NAME.

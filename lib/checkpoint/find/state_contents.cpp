@@ -37,9 +37,12 @@ void raise_step(std::optional<int64_t>& step, std::optional<double> number) {
   step = std::max(step.value_or(0), static_cast<int64_t>(*number));
 }
 
-// transformers/trainer_callback.py TrainerState, beside the files or above them.
+// transformers/trainer_callback.py TrainerState, beside the files or above a tag's folder. Above
+// files of the Trainer's own there is that of the whole training.
 std::optional<int64_t> trainer_step(const SavedState& state) {
+  const bool is_tag = state.kind != StateKind::training && state.kind != StateKind::weights;
   for (const fs::path& folder : {state.folder, state.folder.parent_path()}) {
+    if (folder != state.folder && !is_tag) break;
     try {
       const fs::path path = folder / "trainer_state.json";
       if (!is_stored(path)) continue;
@@ -126,8 +129,8 @@ void look_into_dcp(SavedState& state) {
 }
 
 // An optimizer's state_dict: how often it stepped.
-void raise_steps(SavedState& state, const TorchArchive& optimizer) {
-  const Value states = optimizer.root().find_or_none("state");
+void raise_steps(SavedState& state, const TorchArchive& optimizer, const Value& dict) {
+  const Value states = dict.find_or_none("state");
   if (!states.is_mapping()) return;
   size_t steps = 0;
   for (const auto& [key, value] : states.as_dict().items) {
@@ -137,15 +140,39 @@ void raise_steps(SavedState& state, const TorchArchive& optimizer) {
   }
 }
 
+// The model's names and shapes in a file of torch.save, by the key of each model.
+void add_models(SavedState& state, const TorchArchive& archive, const TrainingFile& file) {
+  for (const KeyedDict& model : file.models) {
+    Params own;
+    add_params(archive, model.dict, own);
+    for (auto& [name, shape] : own) {
+      state.params.emplace_back(model.key.empty() ? name : model.key + " " + name,
+                                std::move(shape));
+    }
+  }
+}
+
+// The file itself may say its step; else it is how often the optimizers stepped.
+void look_into_file(SavedState& state, const TorchArchive& archive) {
+  const TrainingFile file = training_file(archive.root());
+  add_models(state, archive, file);
+  if (file.step) {
+    raise_step(state.step, static_cast<double>(*file.step));
+    return;
+  }
+  for (const KeyedDict& optimizer : file.optimizers) raise_steps(state, archive, optimizer.dict);
+}
+
 // The weights' names need not be opened: the optimizer has as many parameters of the same shapes.
 void look_into_training(SavedState& state) {
   InputFiles inputs;
   const TorchArchive archive = TorchArchive::open(inputs, inputs.add(state.training.optimizer));
+  if (state.is_file()) return look_into_file(state, archive);
   if (training_file(archive.root()).optimizers.empty()) {
     throw InconsistentError({.file = shown_path(state.training.optimizer)},
                             "has no optimizer's state_dict");
   }
-  raise_steps(state, archive);
+  raise_steps(state, archive, archive.root());
   const Value states = archive.root().find_or_none("state");
   if (!states.is_mapping()) return;
   for (const auto& [key, value] : states.as_dict().items) {
@@ -159,11 +186,38 @@ void look_into_training(SavedState& state) {
   }
 }
 
-void look_into_rank_files(SavedState& state) {
+void look_into_weights(SavedState& state) {
+  if (is_weights_index(state.training.weights)) {
+    for (const auto& [name, file] : read_weights_index(state.training.weights).files) {
+      state.params.emplace_back(name, Shape{});
+    }
+    return;
+  }
   InputFiles inputs;
-  const RankName model{.front = state.rank_name.first, .back = state.rank_name.second};
+  const FileId id = inputs.add(state.training.weights);
+  if (!SafetensorsFile::probe(inputs[id])) {
+    const TorchArchive archive = TorchArchive::open(inputs, id);
+    return add_models(state, archive, training_file(archive.root()));
+  }
+  const SafetensorsFile file = SafetensorsFile::open(inputs, id);
+  for (const SafetensorsEntry& entry : file.entries()) {
+    state.params.emplace_back(entry.name, entry.shape);
+  }
+}
+
+// A rank that is missing is named when all of them are opened.
+void look_into_rank_files(Folders& folders, SavedState& state) {
+  InputFiles inputs;
+  RankName model{.front = state.rank_name.first, .back = state.rank_name.second};
+  std::optional<uint32_t> first;
+  for (const fs::path& file : folders[state.folder].files) {
+    const auto name = parse_rank_name(file.filename().string());
+    if (!name || name->front != model.front || name->back != model.back) continue;
+    first = std::min(first.value_or(name->rank), name->rank);
+  }
+  model.rank = first.value_or(0);
   const TorchArchive archive =
-      TorchArchive::open(inputs, inputs.add(state.folder / model.of_rank(0)));
+      TorchArchive::open(inputs, inputs.add(state.folder / model.of_rank(model.rank)));
   add_params(archive, archive.root(), state.params);
   if (state.params.empty() && archive.root().is_mapping()) {
     for (const auto& [key, value] : archive.root().as_dict().items) {
@@ -172,50 +226,73 @@ void look_into_rank_files(SavedState& state) {
   }
   const std::string optimizer = model.sibling("optim");
   if (optimizer.empty() || !is_stored(state.folder / optimizer)) return;
-  raise_steps(state, TorchArchive::open(inputs, inputs.add(state.folder / optimizer)));
+  const TorchArchive states = TorchArchive::open(inputs, inputs.add(state.folder / optimizer));
+  raise_steps(state, states, states.root());
 }
 
 }  // namespace
+
+bool has_rank_tensors(const Value& root) {
+  const auto has_some = [](const Value& dict) {
+    if (!dict.is_mapping()) return false;
+    const auto& items = dict.as_dict().items;
+    return std::any_of(items.begin(), items.end(),
+                       [](const auto& item) { return is_rank_tensor(item.second); });
+  };
+  if (has_some(root)) return true;
+  if (!root.is_mapping()) return false;
+  const auto& items = root.as_dict().items;
+  return std::any_of(items.begin(), items.end(),
+                     [&](const auto& item) { return has_some(item.second); });
+}
 
 bool has_rank_tensors(const fs::path& path) {
   try {
     if (!is_stored(path)) return false;
     InputFiles inputs;
-    const TorchArchive archive = TorchArchive::open(inputs, inputs.add(path));
-    const auto has_some = [](const Value& dict) {
-      if (!dict.is_mapping()) return false;
-      const auto& items = dict.as_dict().items;
-      return std::any_of(items.begin(), items.end(),
-                         [](const auto& item) { return is_rank_tensor(item.second); });
-    };
-    if (has_some(archive.root())) return true;
-    if (!archive.root().is_mapping()) return false;
-    const auto& items = archive.root().as_dict().items;
-    return std::any_of(items.begin(), items.end(),
-                       [&](const auto& item) { return has_some(item.second); });
+    return has_rank_tensors(TorchArchive::open(inputs, inputs.add(path)).root());
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io) throw;
     return false;
   }
 }
 
-bool is_training_file(const fs::path& path) {
+namespace {
+
+FileContent read_content(const fs::path& path) {
   std::error_code failed;
-  if (!fs::is_regular_file(stored_path(path).value_or(path), failed)) return false;
+  if (!fs::is_regular_file(stored_path(path).value_or(path), failed)) return FileContent::other;
   try {
     InputFiles inputs;
     const FileId id = inputs.add(path);
-    if (SafetensorsFile::probe(inputs[id])) return false;
+    if (SafetensorsFile::probe(inputs[id])) return FileContent::other;
     const TorchArchive archive = TorchArchive::open(inputs, id);
-    if (!shard_by_keys(archive.root()).empty()) return false;
+    if (!shard_by_keys(archive.root()).empty()) return FileContent::other;
     const TrainingFile file = training_file(archive.root());
-    if (!file.optimizers.empty()) return true;
     const bool is_lightnings =
         archive.root().is_mapping() && archive.root().find("pytorch-lightning_version").has_value();
-    return is_lightnings && !file.models.empty();
-  } catch (const Error&) {
-    return false;
+    if (!file.models.empty() && (!file.optimizers.empty() || is_lightnings)) {
+      return FileContent::training;
+    }
+    return file.optimizers.empty() ? FileContent::other : FileContent::optimizer;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::interrupted) throw;
+    const bool is_damaged = error.is_damage() || error.kind() == ErrorKind::io;
+    return is_damaged ? FileContent::unreadable : FileContent::other;
   }
+}
+
+}  // namespace
+
+FileContent file_content(Folders& folders, const fs::path& path) {
+  const auto known = folders.contents.find(path);
+  if (known != folders.contents.end()) return known->second;
+  return folders.contents[path] = read_content(path);
+}
+
+bool is_training_file(Folders& folders, const fs::path& path) {
+  const FileContent content = file_content(folders, path);
+  return content == FileContent::training || content == FileContent::optimizer;
 }
 
 void look_into(Folders& folders, SavedState& state) {
@@ -230,12 +307,13 @@ void look_into(Folders& folders, SavedState& state) {
         look_into_dcp(state);
         break;
       case StateKind::rank_files:
-        look_into_rank_files(state);
+        look_into_rank_files(folders, state);
         break;
       case StateKind::training:
         look_into_training(state);
         break;
       case StateKind::weights:
+        look_into_weights(state);
         break;
     }
     if (!state.step) state.step = trainer_step(state);

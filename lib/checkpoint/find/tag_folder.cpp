@@ -1,8 +1,6 @@
 #include "checkpoint/find/tag_folder.h"
 
 #include <algorithm>
-#include <cctype>
-#include <cerrno>
 #include <map>
 #include <optional>
 #include <set>
@@ -66,16 +64,6 @@ std::string names_of_folders(Folders& folders, const fs::path& folder) {
 std::string whats_there(Folders& folders, const fs::path& folder) {
   const std::string names = names_of_folders(folders, folder);
   return names.empty() ? " (it has no folders)" : " (folders there: " + names + ")";
-}
-
-// Files are named relative to the folder above the tag's, so that one has to have a name: not
-// "global_step10/" and not ".".
-fs::path with_name(const fs::path& path) {
-  fs::path named = path;
-  if (!named.has_filename()) named = named.parent_path();
-  if (named.filename() != "." && named.filename() != "..") return named;
-  named = fs::absolute(named).lexically_normal();
-  return named.has_filename() ? named : named.parent_path();
 }
 
 bool is_folder(const fs::path& path) {
@@ -246,6 +234,11 @@ std::string cure_of(const TagFolder& folder, const std::optional<ShardName>& los
   return text;
 }
 
+UsageError no_roots_of_weights(const fs::path& path) {
+  return UsageError(path.string() + ": is not a checkpoint, so it has no other roots")
+      .with_hint("leave out --root: files of weights are in one folder");
+}
+
 void refuse_other_roots(const TagFolder& universal) {
   if (universal.other_roots.empty()) return;
   throw UnsupportedError({.file = shown_path(universal.path)},
@@ -314,16 +307,20 @@ class Finder {
         tag_(options.tag) {}
 
   TagFolder find(const fs::path& given) {
-    if (is_training_file(given) && !is_beside_weights(given)) return of_training(given);
+    if (is_training_file(folders_, given) && !is_beside_weights(given)) return of_training(given);
     take_path(given);
     std::vector<SavedState> states = states_asked_for();
     if (states.empty() && !options_.roots.empty()) states = states_by_roots();
     if (states.empty()) refuse_nothing();
-    states = of_model(top_, without_older_tags(top_, std::move(states)), options_.model);
+    states = without_older_tags(top_, std::move(states));
+    StatesOfModel of_one = of_model(folders_, top_, std::move(states), options_.model);
+    states = std::move(of_one.states);
+    model_ = std::move(of_one.in_files);
     if (!is_told_by_names(top_, states)) {
       for (SavedState& state : states) look_into(folders_, state);
     }
-    ChosenState choice = choose(top_, std::move(states));
+    const std::string named = model_.empty() ? options_.model : std::string();
+    ChosenState choice = choose(top_, std::move(states), named);
     if (!choice.state.damage.empty()) refuse_latest(choice.state);
     return folder_of(std::move(choice));
   }
@@ -345,6 +342,7 @@ class Finder {
     folder.path = file.parent_path().empty() ? fs::path(".") : file.parent_path();
     folder.tag = content_path(file).stem().string();
     folder.training = {file, file};
+    folder.model = options_.model;
     folder.named = file;
     folder.folders = listed_;
     return folder;
@@ -370,7 +368,7 @@ class Finder {
       if (tag_.empty()) tag_ = tag_named_by(file);
     } else if ((rank_name_ = parse_rank_name(name))) {
       of_file_ = {StateKind::rank_files};
-    } else if (is_training_file(file)) {
+    } else if (is_training_file(folders_, file)) {
       of_file_ = {StateKind::training};
       optimizer_ = path_ / name;
     } else {
@@ -402,6 +400,12 @@ class Finder {
            name == own.sibling("extra_state");
   }
 
+  // Whole trainings in the tag's folder, or else weights. Not below it: a tag is one folder.
+  std::vector<SavedState> files_of_tag() {
+    std::vector<SavedState> states = whole_trainings_in(folders_, path_ / tag_);
+    return states.empty() ? weights_in(folders_, path_ / tag_) : states;
+  }
+
   std::vector<SavedState> states_of_tag() {
     if (path_.filename() == tag_) {
       std::vector<SavedState> own = states_in(folders_, path_);
@@ -414,13 +418,17 @@ class Finder {
         if (state.folder == path_ / tag_) state.named = path_;
         if (state.folder == path_ / tag_) state.tag = tag_;
       }
-      if (!states.empty() || !latest_in(folders_, path_ / tag_)) return states;
+      if (!states.empty()) return states;
+      if (!latest_in(folders_, path_ / tag_)) return files_of_tag();
+      states = find_states(folders_, path_ / tag_);
+      if (states.empty()) return states;
       path_ = top_ = path_ / tag_;
       tag_.clear();
-      return find_states(folders_, path_);
+      return states;
     }
     std::vector<SavedState> states = find_states(folders_, path_);
     std::erase_if(states, [&](const SavedState& state) {
+      if (state.is_file() && state.tag == tag_) return false;
       return state.folder.filename() != tag_ && state.named.filename() != tag_;
     });
     if (states.size() < 2) return states;
@@ -512,12 +520,17 @@ class Finder {
     folder.dcp_metadata = state.dcp_metadata;
     folder.rank_name = state.rank_name;
     folder.training = state.training;
+    folder.model = model_;
+    if (folder.has_only_weights()) {
+      if (!options_.roots.empty()) throw no_roots_of_weights(folder.path);
+      folder.model = state.model;
+    }
     if (state.kind == StateKind::training && !options_.roots.empty()) {
       throw UsageError(shown_path(folder.path) +
                        ": is a training without ranks, which has no other roots");
     }
     for (const SavedState& older : choice.older) {
-      folder.older.push_back(older.is_latest ? older.named : older.folder);
+      folder.older.push_back(older.given());
     }
     for (const SavedState& each : choice.damaged) {
       folder.damaged.emplace_back(each.below(top_), each.damage);
@@ -552,8 +565,9 @@ class Finder {
   std::shared_ptr<Folders> listed_;
   Folders& folders_ = *listed_;
   std::string tag_;
-  fs::path path_;  // that a user means
-  fs::path top_;   // that the states are below
+  fs::path path_;      // that a user means
+  fs::path top_;       // that the states are below
+  std::string model_;  // that is to be found in the files
   std::set<StateKind> of_file_;
   fs::path optimizer_;                  // of a training, where its file was given
   std::optional<RankName> rank_name_;   // where one rank's file was given
@@ -565,89 +579,6 @@ class Finder {
 
 TagFolder find_tag_folder(const fs::path& path, const FindOptions& options) {
   return Finder(options).find(path);
-}
-
-std::vector<SavedState> several_states(Folders& folders, const fs::path& path) {
-  if (!is_folder(path)) return {};
-  std::vector<SavedState> states = find_states(folders, with_name(path));
-  if (states.size() < 2) return {};
-  for (SavedState& state : states) look_into(folders, state);
-  return states;
-}
-
-namespace {
-
-// "step9" before "step10".
-bool is_before(const std::string& a, const std::string& b) {
-  const auto number_at = [](const std::string& text, size_t at) {
-    size_t end = at;
-    while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0) ++end;
-    while (at + 1 < end && text[at] == '0') ++at;
-    return std::pair(text.substr(at, end - at), end);
-  };
-  size_t i = 0;
-  size_t j = 0;
-  while (i < a.size() && j < b.size()) {
-    const auto [of_a, end_a] = number_at(a, i);
-    const auto [of_b, end_b] = number_at(b, j);
-    if (!of_a.empty() && !of_b.empty()) {
-      if (of_a != of_b) return std::tuple(of_a.size(), of_a) < std::tuple(of_b.size(), of_b);
-      i = end_a;
-      j = end_b;
-    } else if (a[i] != b[j]) {
-      return a[i] < b[j];
-    } else {
-      ++i;
-      ++j;
-    }
-  }
-  return a.size() - i < b.size() - j;
-}
-
-}  // namespace
-
-std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::string& model) {
-  std::error_code failed;
-  if (!fs::exists(path, failed)) throw IoError({.file = path.string()}, "cannot open", ENOENT);
-  Folders folders;
-  std::vector<SavedState> states = without_older_tags(path, find_states(folders, path));
-  std::erase_if(states, [&](const SavedState& state) {
-    // The tags themselves count; a tag's own folder has none.
-    return (state.is_latest && !state.damage.empty()) || state.folder == path;
-  });
-  if (states.empty()) {
-    throw InconsistentError({.file = path.string()}, "holds no checkpoints")
-        .with_hint("give the folder that holds the tags");
-  }
-  states = of_model(path, std::move(states), model);
-  for (SavedState& state : states) look_into(folders, state);
-  std::stable_sort(states.begin(), states.end(), [](const SavedState& a, const SavedState& b) {
-    if (a.step != b.step) return a.step.value_or(-1) < b.step.value_or(-1);
-    return is_before(a.folder.string(), b.folder.string());
-  });
-  std::map<std::string, size_t> names;
-  const auto own_name = [&](const SavedState& state) {
-    return (state.named == path ? fs::path(state.tag) : state.below(path)).filename().string();
-  };
-  for (const SavedState& state : states) ++names[own_name(state)];
-  std::vector<NamedCheckpoint> all;
-  for (const SavedState& state : states) {
-    std::string name = own_name(state);
-    if (names[name] > 1) {
-      name = state.below(path).string();
-      std::replace(name.begin(), name.end(), '/', '-');
-    }
-    const bool has_tag = state.named == path && state.folder == state.named / state.tag;
-    const bool is_chosen = is_named(path, state, model);
-    all.push_back({state.named, has_tag ? state.tag : "", name, state, is_chosen ? "" : model});
-  }
-  return all;
-}
-
-void check_ages(const fs::path& path, const std::vector<NamedCheckpoint>& checkpoints) {
-  std::vector<SavedState> states;
-  for (const NamedCheckpoint& each : checkpoints) states.push_back(each.state);
-  sorted_by_age(path, std::move(states));
 }
 
 std::vector<fs::path> other_tags(const fs::path& path, const std::string& tag) {

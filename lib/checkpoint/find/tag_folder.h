@@ -31,8 +31,16 @@ struct TagFolder {
   std::vector<std::filesystem::path> dcp_metadata = {};
   // Instead of both: the names of the files with each rank's state_dict (SavedState::rank_name).
   std::pair<std::string, std::string> rank_name = {};
-  // Instead of these: a training without ranks.
+  // Instead of these: a training without ranks, or weights without an optimizer.
   TrainingPaths training = {};
+  bool has_only_weights() const { return !training.weights.empty() && training.optimizer.empty(); }
+  // The file that has everything, a whole training; else `path`.
+  const std::filesystem::path& own() const {
+    const bool is_file = !training.optimizer.empty() && training.weights == training.optimizer;
+    return is_file ? named : path;
+  }
+  // The model that is still to be found within the files (FindOptions::model), or "".
+  std::string model = {};
   // Further folders of the same tag, on other disks. Their files count too.
   std::vector<std::filesystem::path> other_roots = {};
   // The path that find_tag_folder() was given, or the folder that this path means.
@@ -89,33 +97,14 @@ struct FindOptions {
 // `latest`. Throws UsageError for a folder that is given twice.
 TagFolder find_tag_folder(const std::filesystem::path& path, const FindOptions& options = {});
 
-// All states that `path`, a folder, may mean, with the facts in their files. Empty if there are
-// fewer than two. Throws IoError.
-std::vector<SavedState> several_states(Folders& folders, const std::filesystem::path& path);
-
-// One of several checkpoints, as OpenOptions take it.
-struct NamedCheckpoint {
-  std::filesystem::path path;
-  std::string tag;   // or "": what `path` is, or its `latest` names
-  std::string name;  // that tells it from the others, for a file
-  SavedState state;
-  std::string model;  // of several in its files; "" where `path` itself chooses it
-};
-
-// All checkpoints in `path`, a folder with tags or a training's output. Those with a known step
-// come last, in the order of steps. `model`: only the checkpoints of this model. Throws
-// InconsistentError if there is none; IoError.
-std::vector<NamedCheckpoint> all_checkpoints(const std::filesystem::path& path,
-                                             const std::string& model = {});
-// Throws as choose() unless all are ages of one model.
-void check_ages(const std::filesystem::path& path, const std::vector<NamedCheckpoint>& checkpoints);
-
 // The folders of tags other than `tag` in `path`, the newest first. Each is a checkpoint that a
 // user can give. A folder that cannot be listed is left out. If `tag` is a path, they are those
 // beside it, if it stays in `path` and there are any.
 std::vector<std::filesystem::path> other_tags(const std::filesystem::path& path,
                                               const std::string& tag);
 
+// The error for --root with `path`, which holds weights and no checkpoint.
+UsageError no_roots_of_weights(const std::filesystem::path& path);
 // For universal checkpoints: throws UnsupportedError if there are other roots.
 void refuse_other_roots(const TagFolder& universal);
 

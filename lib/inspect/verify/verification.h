@@ -72,6 +72,8 @@ class Verification {
   VerifyReport report;
   // For checkpoints: the folder, without the files that check_ranks leaves out.
   TagFolder folder;
+  // TagFolder::model, or for weights the one that is read of several in the folder.
+  std::string model = {};
   // By kind, mp rank and dp rank; for weights by name.
   std::vector<CheckedFile> files;
   // After open_checkpoint, if it could be opened.

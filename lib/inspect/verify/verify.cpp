@@ -148,7 +148,7 @@ void add_universal_files(Verification& v) {
 // Adds the files that the index names, or all files if it is unreadable. The optimizer's files
 // beside them are added too.
 void add_weights_files(Verification& v, const fs::path& folder) {
-  FoundWeights found = find_weights(*v.folders, folder, v.options.model);
+  FoundWeights found = find_weights(*v.folders, folder, v.model);
   std::vector<fs::path> paths = std::move(found.files);
   if (!found.note.empty()) v.report.choice = found.note;
   if (paths.size() == 1 && is_weights_index(paths.front())) {
@@ -168,8 +168,11 @@ void add_weights_files(Verification& v, const fs::path& folder) {
       if (is_stored(folder / name)) paths.push_back(folder / name);
     }
   }
+  const std::string stem = paths.empty() ? "" : weights_stem(paths.front());
   for (const SavedState& state : states_in(*v.folders, folder)) {
-    if (state.kind == StateKind::training) paths.push_back(state.training.optimizer);
+    const bool is_own =
+        state.kind == StateKind::training && weights_stem(state.training.weights) == stem;
+    if (is_own) paths.push_back(state.training.optimizer);
   }
   for (fs::path& path : paths) {
     refuse_two_forms(path);
@@ -199,6 +202,7 @@ unsigned find_files(Verification& v, const fs::path& path) {
   std::error_code failed;
   if (!is_stored(path)) throw UsageError(path.string() + ": there is no such file");
   v.report.folder = path;
+  v.model = v.options.model;
   if (!fs::is_directory(path, failed) && !is_latest(path) && !is_one_ranks(path)) {
     if (!v.options.roots.empty()) throw no_roots_of_weights(path);
     v.report.form = "file";
@@ -219,12 +223,19 @@ unsigned find_files(Verification& v, const fs::path& path) {
     v.add({.check = Check::unreadable, .message = damage, .file = folder.string()});
   }
   v.report.choice = v.folder.note;
+  v.model = v.folder.model;
+  if (v.folder.own() != v.folder.path) {
+    v.report.form = "file";
+    add_file(v, v.folder.own(), std::nullopt);
+    return kWeights;
+  }
   if (!v.folder.dcp_metadata.empty()) {
     v.report.form = "dcp";
     return kDcp;
   }
-  if (!v.folder.training.optimizer.empty()) {
+  if (!v.folder.training.weights.empty()) {
     v.report.form = "weights";
+    if (!v.folder.has_only_weights()) v.model = weights_stem(v.folder.training.weights);
     add_weights_files(v, v.folder.path);
     return kWeights;
   }

@@ -56,8 +56,7 @@ class WeightsCheck {
  private:
   std::optional<fs::path> index_path() const {
     if (v_.report.form != "weights") return std::nullopt;
-    const std::vector<fs::path> paths =
-        find_weights(*v_.folders, v_.report.folder, v_.options.model).files;
+    const std::vector<fs::path> paths = find_weights(*v_.folders, v_.report.folder, v_.model).files;
     if (paths.size() != 1 || !is_weights_index(paths.front())) return std::nullopt;
     return paths.front();
   }
