@@ -141,6 +141,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
   }
   const fs::path index_path = paths.front();
   if (is_weights_index(index_path)) {
+    root = index_path.parent_path();
     index = read_weights_index(index_path).files;
     std::set<std::string> names;
     for (const auto& [tensor, file] : *index) names.insert(file);
