@@ -17,7 +17,8 @@ TensorSource cast(const Param& param, std::optional<DType> target,
   if (!can_convert(stored, *target)) {
     throw UnsupportedError({.tensor = param.name}, "cannot convert " +
                                                        std::string(torch_name(stored)) + " to " +
-                                                       std::string(torch_name(*target)));
+                                                       std::string(torch_name(*target)))
+        .with_hint("--dtype keep writes it as it is stored");
   }
   return weight.to(*target);
 }

@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "checkpoint/find/folders.h"
 #include "checkpoint/find/tag_folder.h"
@@ -222,6 +224,15 @@ Present present(InputFiles& inputs, const Companion& companion, const fs::path& 
                                                                     : Present::another;
 }
 
+// True if the config.json of `files` can be a configuration.
+bool is_configuration(const std::vector<Neighbour>& files) {
+  const auto config = std::find_if(files.begin(), files.end(), [](const Neighbour& file) {
+    return file.destination == kConfig;
+  });
+  const InputFile file(config->source);
+  return file.size() > kMostCompared || parse_json(text_of_file(file)).is_object();
+}
+
 std::vector<std::string> missing_of(const std::vector<Neighbour>& files,
                                     const WeightsFormat& format) {
   if (!has_file(files, kConfig)) {
@@ -234,6 +245,11 @@ std::vector<std::string> missing_of(const std::vector<Neighbour>& files,
     return {
         "there is no config.json beside the checkpoint, and transformers needs one; --hf-config "
         "DIR copies a model's, with its tokenizer"};
+  }
+  if (!is_configuration(files)) {
+    return {
+        "config.json is copied, but it is not a JSON object, and transformers cannot read it; "
+        "--hf-config DIR copies a model's, with its tokenizer"};
   }
   const bool has_tokenizer = std::any_of(files.begin(), files.end(), [](const Neighbour& file) {
     return is_tokenizer_or_processor(file.destination);
@@ -258,6 +274,11 @@ std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint
   }
   std::vector<Neighbour> files = companions_of(checkpoint, options);
   if (!has_file(files, kConfig)) note_changes(changes, notes);
+  if (given && !is_configuration(files)) {
+    throw InconsistentError({.file = (options.hf_config / kConfig).string()},
+                            "is not a JSON object, and transformers cannot read it")
+        .with_hint("--hf-config none copies no configuration");
+  }
   std::vector<std::string> missing;
   if (!given) missing = missing_of(files, *options.format);
 

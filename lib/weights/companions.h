@@ -20,7 +20,7 @@ namespace dsckpt {
 // has its changes. Other notes name files that are left unchanged. Returns notes on files that
 // transformers will miss. They are given if the output is for transformers: safetensors, or such
 // files lie beside the checkpoint. Throws IoError, and UsageError if WeightsOptions::hf_config is
-// not a folder or has no config.json.
+// not a folder or has no config.json; InconsistentError if that is not a JSON object.
 std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint& checkpoint,
                                             const WeightsOptions& options,
                                             std::optional<DType> written, PlanBuilder& plan,

@@ -167,8 +167,13 @@ std::vector<NamedType> types_in(std::string_view text) {
 
 }  // namespace
 
+bool names_model(std::string_view text) {
+  const Json config = parse_json(text);
+  return config.is_object() && (config.contains("model_type") || config.contains("architectures"));
+}
+
 std::string architecture_in_config(std::string_view text) {
-  const std::string unknown = "AutoModel";
+  const std::string unknown(kAnyArchitecture);
   const Json config = parse_json(text);
   if (!config.is_object()) return unknown;
   const auto found = config.find("architectures");

@@ -15,8 +15,12 @@ namespace dsckpt {
 // lacks it, or if `text` is not JSON.
 std::optional<DType> dtype_in_config(std::string_view text);
 
-// The transformers class of the configuration (architectures[0]); "AutoModel" if it has none that
-// is a Python identifier.
+// True if transformers finds a model in `text`: a JSON object with `model_type` or `architectures`.
+bool names_model(std::string_view text);
+
+// The transformers class of the configuration (architectures[0]); kAnyArchitecture if it has none
+// that is a Python identifier.
+inline constexpr std::string_view kAnyArchitecture = "AutoModel";
 std::string architecture_in_config(std::string_view text);
 
 // `text` with `dtype` in place of each type in it and in its parts, except in quantization_config.

@@ -146,14 +146,16 @@ std::vector<std::string> WeightsReport::notes_after(const Job::Impl& job,
 
 namespace {
 
-// Returns the transformers class that loads the folder, if the folder has a configuration.
+// Returns the transformers class that loads the folder, if the folder has a model's configuration.
 std::optional<std::string> architecture_of(const fs::path& folder) {
   std::error_code failed;
   const fs::path path = folder / "config.json";
   if (!fs::is_regular_file(path, failed)) return std::nullopt;
   const InputFile config(path);
   if (config.size() > InputFile::kMostAtOnce) return std::nullopt;
-  return architecture_in_config(as_text(config.read(0, config.size())));
+  const std::vector<std::byte> bytes = config.read(0, config.size());
+  if (!names_model(as_text(bytes))) return std::nullopt;
+  return architecture_in_config(as_text(bytes));
 }
 
 }  // namespace

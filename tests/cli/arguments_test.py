@@ -441,9 +441,21 @@ class HfConfigTest(CliTest):
     def test_a_configuration_that_is_no_json_comes_as_it_is(self):
         for text in ("", "{", '{"dtype": "bfloat16"', "[" * 100000, '{"dtype": "bfloat16"} x', "\0"):
             (self.ckpt.folder / "config.json").write_text(text)
-            output = self.convert(self.ckpt.folder)
+            output = self.new_path()
+            done = self.zero_to_fp32(self.ckpt.folder, output)
+            self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual((output / "config.json").read_text(), text)
+            self.assertIn("it is not a JSON object, and transformers cannot read it", done.stderr)
+            self.assertNotIn("from_pretrained", done.stderr)
             self.assert_refused(self.ckpt.folder, 2, "no config.json with a dtype", "--dtype=auto")
+
+    def test_a_given_configuration_that_is_no_json_is_refused(self):
+        model = self.new_path()
+        model.mkdir()
+        for text in ("", "[]", '{"dtype": "bfloat16"'):
+            (model / "config.json").write_text(text)
+            self.assert_refused(self.ckpt.folder, 3, "is not a JSON object", f"--hf-config={model}",
+                                inspect=False)
 
     def test_none_copies_none(self):
         for arguments in (["--hf-config", "none"], ["--hf-config=none", "--safe"]):

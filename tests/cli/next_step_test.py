@@ -53,14 +53,17 @@ class NextStepTest(CliTest):
                 out = self.new_path()
                 self.assertEqual(self.next_of("zero-to-fp32", source, out, *options).replace(str(out), "OUT"), expected)
         # A configuration that names no class, or something else.
-        for text, name in [("{}", "AutoModel"), ('{"architectures": ["os.system"]}', "AutoModel"), ("[", "AutoModel"),
-                           ('{"architectures": ["My_Model2"]}', "My_Model2")]:
+        for text, expected in [('{"model_type": "llama"}', 'AutoModel.from_pretrained("OUT")'),
+                               ('{"architectures": ["os.system"]}', 'AutoModel.from_pretrained("OUT")'),
+                               ('{"architectures": ["My_Model2"]}', 'My_Model2.from_pretrained("OUT")'),
+                               ('{"_class_name": "UNet"}', 'model.load_state_dict(torch.load("OUT/pytorch_model.bin"))'),
+                               ("{}", 'model.load_state_dict(torch.load("OUT/pytorch_model.bin"))')]:
             folder = self.new_path("base")
             folder.mkdir()
             (folder / "config.json").write_text(text)
             out = self.new_path()
             said = self.next_of("zero-to-fp32", plain, out, "--hf-config", folder)
-            self.assertEqual(said.replace(str(out), "OUT"), name + '.from_pretrained("OUT")')
+            self.assertEqual(said.replace(str(out), "OUT"), expected)
 
     def test_of_a_name_with_quotation_marks(self):
         out = self.new_path('a "b" c')
