@@ -108,9 +108,12 @@ BaseTensors base_of_weights(InputFiles& inputs, const fs::path& path,
 // Applies an adapter to a base.
 class Merger {
  public:
-  Merger(const BaseTensors& base, const TrainedParts& parts, const LoraSettings& settings,
-         const WeightsOptions& options, std::vector<std::string>& notes)
+  // `architecture`: the base's transformers class; "" if no configuration tells it.
+  Merger(const BaseTensors& base, std::string architecture, const TrainedParts& parts,
+         const LoraSettings& settings, const WeightsOptions& options,
+         std::vector<std::string>& notes)
       : base_(base),
+        architecture_(std::move(architecture)),
         parts_(parts),
         settings_(settings),
         options_(options),
@@ -183,6 +186,14 @@ class Merger {
           "was trained, but is neither in the adapter nor in the base, " + base_.display)
           .with_hint("--exclude leaves it out");
     }
+    const bool is_shared = name == "shared.weight" || name.ends_with(".shared.weight");
+    if (is_shared && !aliases_.contains(name) && !settings_.ensures_tying()) {
+      throw UnsupportedError(
+          {.tensor = trained.tensor.name},
+          "is a trained copy of embeddings that encoder, decoder and head share, "
+          "and the base has them once")
+          .with_hint("an untied base takes it");
+    }
     const Shape& shape = source_of(&trained).shape();
     const Shape wanted = without_padding(tensor->param, tensor->param.weight).shape();
     const bool grew = shape.size() == 2 && wanted.size() == 2 && shape[1] == wanted[1] &&
@@ -194,6 +205,7 @@ class Merger {
                               "has shape " + to_text(shape) + ", in the base " + to_text(wanted));
     }
     replaced_.emplace(name, &trained);
+    if (is_embedding(name) && !is_output_embedding(name)) replaced_input_ = tensor;
   }
 
   // Names of input and output embeddings in the models of transformers.
@@ -204,6 +216,35 @@ class Merger {
     return std::any_of(kEmbeddings.begin(), kEmbeddings.end(), [&](std::string_view each) {
       return name == each || name.ends_with("." + std::string(each));
     });
+  }
+
+  static bool is_output_embedding(const std::string& name) {
+    return name.ends_with("lm_head.weight") || name.ends_with("embed_out.weight");
+  }
+
+  // Adds the output embeddings that only the base's configuration ties to input embeddings of which
+  // a copy was trained: they keep the original ones.
+  void add_original(std::vector<OutputTensor>& outputs) {
+    if (replaced_input_ == nullptr || settings_.ensures_tying()) return;
+    constexpr std::array<std::string_view, 3> kWithHead{"ForCausalLM", "LMHeadModel",
+                                                        "ForConditionalGeneration"};
+    const bool has_head =
+        std::any_of(kWithHead.begin(), kWithHead.end(),
+                    [&](std::string_view end) { return architecture_.ends_with(end); });
+    const bool is_there = std::any_of(outputs.begin(), outputs.end(), [](const OutputTensor& each) {
+      return is_output_embedding(each.name);
+    });
+    if (is_there) return;
+    if (architecture_.empty()) {
+      notes_.push_back("'" + replaced_input_->name +
+                       "' is a trained copy; a model that ties its output embeddings to it needs "
+                       "the original as lm_head.weight, and only a config.json with architectures "
+                       "tells (--hf-config DIR)");
+    }
+    if (!has_head) return;
+    outputs.push_back(
+        {"lm_head.weight", cast(replaced_input_->param, type_of(*replaced_input_), notes_), {}});
+    changes_.untied = true;
   }
 
   // Returns whether only the base's configuration ties this tensor to the input embeddings, whose
@@ -533,6 +574,7 @@ class Merger {
       const DType type = keep_fp32_.find_in(name) ? DType::float32 : type_of(*tied);
       outputs.push_back({name, cast(*trained->param, type, notes_), {}});
     }
+    add_original(outputs);
     check_vocabulary(outputs);
     return outputs;
   }
@@ -560,7 +602,10 @@ class Merger {
     if (const auto merged = merged_.find(of->name); merged != merged_.end()) {
       return merged->second.to(type_of(tensor));
     }
-    if (const auto found = replaced_.find(of->name); found != replaced_.end()) {
+    // A tensor that was tied to one of which a copy was trained keeps the original.
+    const bool takes_trained = of == &tensor || settings_.ensures_tying();
+    const auto found = replaced_.find(of->name);
+    if (takes_trained && found != replaced_.end()) {
       param = *found->second->param;
     }
     return cast(
@@ -570,6 +615,7 @@ class Merger {
   }
 
   const BaseTensors& base_;
+  const std::string architecture_;
   const TrainedParts& parts_;
   const LoraSettings& settings_;
   const WeightsOptions& options_;
@@ -581,6 +627,7 @@ class Merger {
   std::map<std::string, const ChosenTensor*> replaced_;             // by name in the base
   std::map<std::string, TensorSource> merged_;                      // by name in the base
   std::vector<std::pair<std::string, const ChosenTensor*>> added_;  // tensors that the base lacks
+  const Tensor* replaced_input_ = nullptr;                          // input embeddings
   ModelChanges changes_;
   bool seen_plain_ = false;
   bool seen_transposed_ = false;
@@ -595,6 +642,25 @@ LoraSettings settings_for(const Checkpoint& checkpoint, const TrainedParts& part
   notes.emplace_back(
       "without a configuration, use_rslora, fan_in_fan_out and alpha_pattern get peft's defaults");
   return LoraSettings(*options.lora_alpha);
+}
+
+}  // namespace
+
+namespace {
+
+// Returns the transformers class of the base; "" if no configuration tells it.
+std::string architecture_of_base(const Checkpoint& checkpoint, WeightsOptions weights,
+                                 const MergeOptions& options) {
+  std::error_code failed;
+  const bool is_file = fs::is_regular_file(options.base, failed);
+  const fs::path folder = is_file ? options.base.parent_path() : options.base;
+  if (weights.hf_config.empty() && !options.base.empty() &&
+      fs::exists(folder / "config.json", failed)) {
+    weights.hf_config = folder;
+  }
+  const std::optional<std::string> config = config_text(checkpoint, weights);
+  const std::string architecture = config ? architecture_in_config(*config) : std::string();
+  return architecture == kAnyArchitecture ? std::string() : architecture;
 }
 
 }  // namespace
@@ -627,7 +693,8 @@ Job plan_merge(const Source& source, const WeightsOptions& weights, const MergeO
       settings_for(checkpoint, parts, options.adapter, own_base, job.notes);
   const BaseTensors base = own_base ? base_of_checkpoint(checkpoint, chosen)
                                     : base_of_weights(*source->inputs, options.base, job.notes);
-  Merger merger(base, parts, settings, weights, job.notes);
+  Merger merger(base, architecture_of_base(checkpoint, weights, options), parts, settings, weights,
+                job.notes);
   std::vector<OutputTensor> tensors = merger.merge();
   const std::optional<DType> written = type_of_most(tensors);
   WeightsSplit split = split_weights(*weights.format, std::move(tensors), weights.max_shard_size);

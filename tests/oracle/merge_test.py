@@ -116,6 +116,7 @@ class MergeTest(OracleTest):
         save_file(stored, self.folder / "base" / "model.safetensors", {"format": "pt"})
         if hasattr(model, "config"):
             model.config.dtype = dtype
+            model.config.architectures = [type(model).__name__]
             model.config.save_pretrained(self.folder / "base")
         trained(model, config).save_pretrained(self.folder / "adapter")
         if config.init_lora_weights is not True:
@@ -348,6 +349,25 @@ class MergeTest(OracleTest):
         model = transformers.LlamaForCausalLM.from_pretrained(out)
         self.assertTrue(torch.equal(model.lm_head.weight, adapter["base_model.model.lm_head.weight"]))
         self.assertTrue(torch.equal(model.model.embed_tokens.weight, self.base["model.embed_tokens.weight"]))
+
+    def test_output_embeddings_keep_the_original_of_a_trained_copy(self):
+        def gpt2():
+            return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+                vocab_size=31, n_positions=32, n_embd=16, n_layer=1, n_head=2))
+
+        tokens = torch.arange(1, 9)[None]
+        for make, module in [(functools.partial(llama, tie_word_embeddings=True), "embed_tokens"), (gpt2, "wte")]:
+            with self.subTest(module=module), tempfile.TemporaryDirectory() as folder:
+                self.folder = pathlib.Path(folder)
+                target = "q_proj" if module == "embed_tokens" else "c_attn"
+                self.save(make, peft.LoraConfig(r=3, target_modules=[target], modules_to_save=[module]))
+                base = transformers.AutoModelForCausalLM.from_pretrained(self.folder / "base")
+                live = peft.PeftModel.from_pretrained(base, self.folder / "adapter").eval()
+                out = self.merge(self.folder / "adapter", self.folder / "base")
+                merged = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+                self.assertFalse(torch.equal(merged.get_input_embeddings().weight, merged.lm_head.weight))
+                with torch.no_grad():
+                    torch.testing.assert_close(merged(input_ids=tokens).logits, live(input_ids=tokens).logits)
 
     def test_embeddings_that_have_grown(self):
         self.save(llama, peft.LoraConfig(r=3, target_modules=["q_proj"]))
