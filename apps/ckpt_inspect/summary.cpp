@@ -303,7 +303,7 @@ std::string name_of(const fs::path& path, const SavedState& state) {
 }
 
 bool is_read(const Contents& contents, const SavedState& state) {
-  return contents.own() == (state.is_file() ? state.named : state.folder);
+  return contents.own() == state.own();
 }
 
 // Lists the other checkpoints at a path that does not name a single one.

@@ -214,7 +214,7 @@ Checkpoint Checkpoint::open_found(InputFiles& inputs, const TagFolder& folder,
                                   const OpenOptions& options) {
   if (folder.has_only_weights()) {
     throw InconsistentError({.file = folder.path.string()},
-                            "holds weights, which are no checkpoint of a training");
+                            "holds weights, and a checkpoint of a training is expected");
   }
   OpenOptions of_folder = options;
   of_folder.model = folder.model;

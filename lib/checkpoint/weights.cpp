@@ -310,30 +310,25 @@ bool has_state(Folders& folders, const fs::path& folder, Beside beside) {
   });
 }
 
-// Weights, and beside them shards of tags without a `latest` that would prefer these, or files of
-// whole trainings.
+// Weights beside whole trainings or above other checkpoints, without a `latest` that prefers these.
 void refuse_states_beside(Folders& folders, const fs::path& folder) {
-  std::vector<fs::path> found;
-  for (const fs::path& child : folders[folder].folders) {
-    if (child.filename().string().starts_with(".")) continue;
-    for (const SavedState& state : states_in(folders, child)) {
-      if (state.folder == child && state.kind == StateKind::zero) found.push_back(child);
-    }
-  }
-  const bool are_shards = !found.empty();
-  for (const SavedState& state : whole_trainings_in(folders, folder)) {
-    if (folders.contents[state.named] == FileContent::training) found.push_back(state.named);
-  }
+  std::vector<SavedState> found = find_states(folders, folder);
+  std::erase_if(found, [&](const SavedState& state) {
+    if (state.is_file()) return folders.contents[state.named] != FileContent::training;
+    return state.kind == StateKind::weights || state.folder == folder;
+  });
   if (found.empty()) return;
   const fs::path weights = find_weights(folders, folder).files.front();
   std::vector<std::string> lines{weights.filename().string()};
-  for (const fs::path& tag : found) lines.push_back(tag.filename().string());
+  for (const SavedState& state : found) lines.push_back(state.below(folder).string());
+  const bool are_files = std::all_of(found.begin(), found.end(),
+                                     [](const SavedState& state) { return state.is_file(); });
   throw InconsistentError({.file = folder.string()},
-                          (are_shards ? "holds weights and shards, and no `latest`:"
-                                      : "holds weights, and whole trainings in one file each:") +
+                          (are_files ? "holds weights, and whole trainings in one file each:"
+                                     : "holds weights and checkpoints, and no `latest`:") +
                               listed(lines))
       .with_hint("give one of them: " + shell_word(weights.string()) + " or " +
-                 shell_word(found.back().string()));
+                 shell_word(found.back().given().string()));
 }
 
 // True if a file is one rank's part of tensors.

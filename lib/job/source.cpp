@@ -194,23 +194,30 @@ struct AveragedPath {
   std::string model;  // of several in its files
 };
 
+// Opens one of an average.
+Checkpoint open_averaged(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
+  const TagFolder found = find_input(path, find_options(options), Beside::shards);
+  if (!found.has_only_weights()) return Checkpoint::open_found(inputs, found, options);
+  return weights_alone(inputs, found.path,
+                       {.model = found.model, .folders = options.folders, .choice = found.note});
+}
+
 // Returns the complete checkpoints in `folder`, sorted by step. Adds notes on the others.
 std::vector<AveragedPath> complete_ones(const fs::path& folder, const SourceOptions& options,
                                         std::vector<std::string>& notes) {
   std::vector<std::pair<int64_t, AveragedPath>> found;
-  const std::vector<NamedCheckpoint> all = all_checkpoints(folder, options.model);
-  check_ages(folder, all);
-  for (const NamedCheckpoint& each : all) {
+  for (const NamedCheckpoint& each : all_ages(folder, options.model)) {
     try {
       InputFiles inputs;
       inputs.watch(options.progress);
       OpenOptions open = open_options(options);
       open.tag = each.tag;
       open.model = each.model;
-      const Checkpoint checkpoint = Checkpoint::open(inputs, each.path, open);
-      if (!checkpoint.facts().global_steps) throw InconsistentError({}, "has no step number");
+      open.folders = std::make_shared<Folders>();
+      open_averaged(inputs, each.path, open);
+      if (!each.state.step) throw InconsistentError({}, "has no step number");
       const fs::path one = each.tag.empty() ? each.path : each.path / each.tag;
-      found.emplace_back(*checkpoint.facts().global_steps, AveragedPath{one, each.model});
+      found.emplace_back(*each.state.step, AveragedPath{one, each.model});
     } catch (const InterruptedError&) {
       throw;
     } catch (const Error& error) {
@@ -335,12 +342,7 @@ Source Source::open_average(const std::vector<fs::path>& paths, const SourceOpti
     OpenOptions open = open_options(options);
     open.model = model;
     open.folders = std::make_shared<Folders>();
-    const TagFolder found = find_input(all[i].path, find_options(open), Beside::shards);
-    auto checkpoint = std::make_shared<const Checkpoint>(
-        found.has_only_weights()
-            ? weights_alone(*impl->inputs, found.path,
-                            {.model = found.model, .folders = open.folders, .choice = found.note})
-            : Checkpoint::open_found(*impl->inputs, found, open));
+    auto checkpoint = std::make_shared<const Checkpoint>(open_averaged(*impl->inputs, path, open));
     const fs::path& own = checkpoint->folder().own();
     if (!folders.insert(fs::weakly_canonical(own)).second) {
       throw UsageError(own.string() + ": is given twice")

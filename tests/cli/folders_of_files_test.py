@@ -91,7 +91,8 @@ class WholeTrainingsTest(FolderTest):
         self.assert_taken(values, said="step2.pt, the newest of 2 checkpoints")
         self.save("step3.pt", 15,
                   lambda values, step: {"model": values, "optimizer": {"state": {}, "param_groups": []}})
-        self.assert_listed("step100.pt", "step 9", "step2.pt", "step 12", "step3.pt", "of no known step", "give one of")
+        self.assert_listed("step100.pt", "step 9", "step2.pt", "step 12", "step3.pt", "of no known step",
+                           "give the file of one")
 
     def test_a_file_that_was_cut_off_is_named_and_the_newest_whole_one_taken(self):
         values = self.save("step=3.ckpt", 3)

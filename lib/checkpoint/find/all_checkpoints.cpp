@@ -74,7 +74,7 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::st
   for (SavedState& state : states) look_into(folders, state);
   std::stable_sort(states.begin(), states.end(), [](const SavedState& a, const SavedState& b) {
     if (a.step != b.step) return a.step.value_or(-1) < b.step.value_or(-1);
-    return is_before(a.given().string(), b.given().string());
+    return is_before(a.own().string(), b.own().string());
   });
   std::map<std::string, size_t> names;
   const auto own_name = [&](const SavedState& state) {
@@ -97,10 +97,17 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::st
   return all;
 }
 
-void check_ages(const fs::path& path, const std::vector<NamedCheckpoint>& checkpoints) {
+std::vector<NamedCheckpoint> all_ages(const fs::path& path, const std::string& model) {
+  std::vector<NamedCheckpoint> all = all_checkpoints(path, model);
   std::vector<SavedState> states;
-  for (const NamedCheckpoint& each : checkpoints) states.push_back(each.state);
-  sorted_by_age(path, std::move(states));
+  for (const NamedCheckpoint& each : all) states.push_back(each.state);
+  const std::vector<SavedState> ages = sorted_by_age(path, std::move(states));
+  std::erase_if(all, [&](const NamedCheckpoint& each) {
+    return std::none_of(ages.begin(), ages.end(), [&](const SavedState& age) {
+      return age.below(path) == each.state.below(path);
+    });
+  });
+  return all;
 }
 
 }  // namespace dsckpt

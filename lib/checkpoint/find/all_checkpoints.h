@@ -29,7 +29,8 @@ struct NamedCheckpoint {
 // InconsistentError if there is none; IoError.
 std::vector<NamedCheckpoint> all_checkpoints(const std::filesystem::path& path,
                                              const std::string& model = {});
-// Throws as choose() unless all are ages of one model.
-void check_ages(const std::filesystem::path& path, const std::vector<NamedCheckpoint>& checkpoints);
+// The same without copies of others. Throws as choose() unless all are ages of one model.
+std::vector<NamedCheckpoint> all_ages(const std::filesystem::path& path,
+                                      const std::string& model = {});
 
 }  // namespace dsckpt

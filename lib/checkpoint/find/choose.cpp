@@ -162,9 +162,11 @@ InconsistentError refusal(const fs::path& path, const std::vector<SavedState>& s
   InconsistentError error({.file = path.string()}, held + listed(lines));
   std::set<std::string> models;
   for (const SavedState& state : states) models.insert(model_name(path, state));
-  const bool have_names = std::none_of(models.begin(), models.end(), [](const std::string& model) {
-    const NameParts parts = parts_of(model);
-    return parts.is_age && parts.rest.empty();
+  // Ages and files have names, too.
+  const bool have_names = std::none_of(states.begin(), states.end(), [&](const SavedState& state) {
+    const NameParts parts = parts_of(model_name(path, state));
+    const bool is_files = !state.model.empty() && state.model == state.file.filename();
+    return is_files || (parts.is_age && parts.rest.empty());
   });
   const SavedState& last = states.back();
   const auto is_beside = [&](const SavedState& state) { return state.folder == last.folder; };
@@ -230,7 +232,7 @@ void sort_ages(const fs::path& path, std::vector<SavedState>& states,
     if (!state.step) throw refusal(path, all, "not all of which tell their step");
   }
   std::sort(states.begin(), states.end(), [](const SavedState& a, const SavedState& b) {
-    return std::tuple(*a.step, a.given()) < std::tuple(*b.step, b.given());
+    return std::tuple(*a.step, a.own()) < std::tuple(*b.step, b.own());
   });
   const auto twice =
       std::adjacent_find(states.begin(), states.end(),

@@ -25,10 +25,11 @@ struct StatesOfModel {
   std::vector<SavedState> states;
   std::string in_files = {};  // the model, if it is still to be found within their files
 };
-// The states of `model` among `states`, which are below `path`. `model` is the name of one of their
-// folders or files, or what a name has besides the words and numbers of ages ("actor" of
-// "actor_step7"). All of them for "", and if the model may be one within files. Throws UsageError
-// that lists the models, with their steps, if none has this name.
+
+// The states of `model` among `states`, which are below `path`. One of their folders or files has
+// the name `model`, or has it beside the words and numbers of ages ("actor" of "actor_step7"). All
+// of them for "", and if the model may be one within files. Throws UsageError that lists the
+// models, with their steps, if none has this name.
 StatesOfModel of_model(Folders& folders, const std::filesystem::path& path,
                        std::vector<SavedState> states, const std::string& model);
 

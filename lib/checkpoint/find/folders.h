@@ -29,7 +29,7 @@ struct ListedFolder {
   bool has_file(std::string_view name) const;
 };
 
-// What a file is by its content (file_content()).
+// The kind of a file by its content (file_content()).
 enum class FileContent : uint8_t {
   training,    // a model's and an optimizer's state_dict
   optimizer,   // an optimizer's state_dict alone

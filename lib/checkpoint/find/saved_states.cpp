@@ -197,7 +197,7 @@ void add_trainings(Folders& folders, const fs::path& folder, std::vector<SavedSt
 bool may_be_training(const fs::path& file) {
   const std::string name = file.filename().string();
   constexpr std::array<std::string_view, 5> kEndings{".ckpt", ".pt", ".pth", ".bin", ".pth.tar"};
-  // What trainers save beside a model and its optimizer (transformers/trainer.py,
+  // Trainers save these beside a model and its optimizer (transformers/trainer.py,
   // accelerate/utils/constants.py).
   constexpr std::array<std::string_view, 6> kOthers{"training_args", "scheduler",     "scaler",
                                                     "rng_state",     "random_states", "sampler"};
@@ -246,11 +246,23 @@ class Search {
       const std::string name = child.filename().string();
       if (name.starts_with(".") || name == "zero") continue;
       if (++seen_ > kMostFolders) refuse_many(folder, kMostFolders, "folders");
-      if (!add(child) && levels > 1) add_below(child, levels - 1);
+      if (add(child) || add_unfinished(child)) continue;
+      if (levels > 1) add_below(child, levels - 1);
     }
   }
 
  private:
+  // Files of DCP's tensors without the `.metadata` that rank 0 writes last. (Those of a folder that
+  // a user gives may be another node's.)
+  bool add_unfinished(const fs::path& folder) {
+    if (dcp_data_files(folders_[folder]).empty()) return false;
+    SavedState state{.kind = StateKind::dcp, .folder = folder, .named = folder};
+    state.tag = name_of(folder);
+    state.damage = "has no `.metadata`: the save did not finish";
+    found_.push_back(std::move(state));
+    return true;
+  }
+
   // The tag of `latest`, and the other tags beside it.
   void add_tags(const fs::path& folder, const fs::path& latest) {
     std::string tag;

@@ -48,13 +48,15 @@ struct SavedState {
   std::pair<std::string, std::string> rank_name = {};
   // For training, and for weights without an optimizer.
   TrainingPaths training = {};
-  // Of several models in the folder, what the file of its weights or of its first rank is called.
+  // The name of the file of its weights or of its first rank, if the folder has several models.
   std::string model = {};
   // One of its files, which means this state where a user gives it. Empty if none is there.
   std::filesystem::path file = {};
 
   // True if one file has all of it: a whole training. Then `named` is the file.
   bool is_file() const;
+  // Its place: the file, or the folder that has its files.
+  const std::filesystem::path& own() const { return is_file() ? named : folder; }
   // The path that means this state.
   const std::filesystem::path& given() const { return is_latest || is_file() ? named : folder; }
   // The path below `above` that tells it from the others.
@@ -86,11 +88,11 @@ bool is_latest(const std::filesystem::path& file);
 // The tag that the file names: a plain relative path. Throws CorruptError.
 std::string tag_named_by(const std::filesystem::path& latest);
 
-// The states that `path`, a folder, may mean, by path. They are those in it; else, if it has
-// `latest`, the state of each tag; else those of folders at most three levels below it, and whole
-// trainings in files there. Weights count only if there is nothing else. A folder whose `latest`
-// names a missing tag is a damaged state. Throws IoError if a folder that may hold a state cannot
-// be listed.
+// The states that `path`, a folder, may mean, by path. They are those in it. If there are none and
+// it has `latest`, they are the states of the tags. Else they are those of folders at most three
+// levels below it, and whole trainings in files there. Weights count only if there is nothing else.
+// A folder whose `latest` names a missing tag is a damaged state. Throws IoError if a folder that
+// may hold a state cannot be listed, and InconsistentError if there are too many of them.
 std::vector<SavedState> find_states(Folders& folders, const std::filesystem::path& path);
 
 // Reads `step` and `params` from the files that have them. These are one model-states file
@@ -104,8 +106,8 @@ bool has_rank_tensors(const std::filesystem::path& path);
 // The same of the content of a file.
 bool has_rank_tensors(const pickle::Value& root);
 
-// What the file is (training_file.h); shards are `other`. A file with only weights in a dict of a
-// dict counts as a training if Lightning wrote it. Any name.
+// The kind of the file (training_file.h); shards are `other`. A file with only weights in a dict of
+// a dict counts as a training if Lightning wrote it. Any name.
 FileContent file_content(Folders& folders, const std::filesystem::path& path);
 // True if the file is one of a whole training, or of an optimizer alone.
 bool is_training_file(Folders& folders, const std::filesystem::path& path);

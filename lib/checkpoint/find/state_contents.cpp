@@ -193,15 +193,18 @@ void look_into_weights(SavedState& state) {
     }
     return;
   }
-  InputFiles inputs;
-  const FileId id = inputs.add(state.training.weights);
-  if (!SafetensorsFile::probe(inputs[id])) {
-    const TorchArchive archive = TorchArchive::open(inputs, id);
-    return add_models(state, archive, training_file(archive.root()));
-  }
-  const SafetensorsFile file = SafetensorsFile::open(inputs, id);
-  for (const SafetensorsEntry& entry : file.entries()) {
-    state.params.emplace_back(entry.name, entry.shape);
+  for (const fs::path& path : with_siblings(state.training.weights)) {
+    InputFiles inputs;
+    const FileId id = inputs.add(path);
+    if (!SafetensorsFile::probe(inputs[id])) {
+      const TorchArchive archive = TorchArchive::open(inputs, id);
+      add_models(state, archive, training_file(archive.root()));
+      continue;
+    }
+    const SafetensorsFile file = SafetensorsFile::open(inputs, id);
+    for (const SafetensorsEntry& entry : file.entries()) {
+      state.params.emplace_back(entry.name, entry.shape);
+    }
   }
 }
 
