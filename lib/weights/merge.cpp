@@ -135,6 +135,7 @@ class Merger {
       in_context({.tensor = each.second.name}, [&] { add_layer(each.second); });
     }
     for (const auto& each : parts_.rows) {
+      if (change_with_others(each.first, *each.second)) continue;
       in_context({.tensor = each.second->tensor.name}, [&] { add_rows(each.first, *each.second); });
     }
     return outputs();
@@ -496,6 +497,21 @@ class Merger {
                           .left = is_out_in ? b : a_transposed,
                           .right = is_out_in ? a : b_transposed,
                           .scale = settings_.scaling(tensor->name, static_cast<int64_t>(rank))}));
+  }
+
+  // Trained rows of tied embeddings have two names, and the base may have one of these alone.
+  bool change_with_others(const std::string& module, const ChosenTensor& trained) const {
+    const auto owner = [](const ChosenTensor& rows) {
+      return rows.param->alias_of.empty() ? rows.param->name : rows.param->alias_of;
+    };
+    const auto is_own = [&](const std::string& name) {
+      const Tensor* tensor = base_.find(name + ".weight");
+      return tensor != nullptr && tensor->alias_of.empty();
+    };
+    return !is_own(module) &&
+           std::any_of(parts_.rows.begin(), parts_.rows.end(), [&](const auto& other) {
+             return is_own(other.first) && owner(*other.second) == owner(trained);
+           });
   }
 
   // Merges like TrainableTokensLayer.merge: index_copy along dimension 0.

@@ -235,6 +235,23 @@ class MergeTest(OracleTest):
         model = transformers.LlamaForCausalLM.from_pretrained(out)
         self.assertTrue(torch.equal(model.lm_head.weight, written["model.embed_tokens.weight"]))
 
+    def test_tied_rows_that_have_both_names(self):
+        """As a run of ZeRO saves them: the output embeddings' adapter shares the tensor of the input embeddings'."""
+        exact = self.save(functools.partial(llama, tie_word_embeddings=True),
+                          peft.LoraConfig(r=3, target_modules=["q_proj"], trainable_token_indices=[4, 9]))
+        del exact["lm_head.weight"]
+        file = self.folder / "adapter" / "adapter_model.safetensors"
+        tensors = load_file(file)
+        file.unlink()
+        name, = (name for name in tensors if "trainable_tokens_delta" in name)
+        head = name.replace("model.model.embed_tokens", "model.lm_head")
+        self.assertNotEqual(head, name)
+        for first, second in ((name, head), (head, name)):
+            both = {first: tensors[name], second: tensors[name], **tensors}
+            torch.save(both, self.folder / "adapter" / "adapter_model.bin")
+            out = self.merge(self.folder / "adapter", self.folder / "base", output=self.folder / first)
+            self.assert_merged(load_file(out / "model.safetensors"), exact)
+
     def test_a_base_that_was_changed_before_is_not_guessed(self):
         self.save(llama, peft.LoraConfig(r=3, target_modules=["q_proj"], init_lora_weights="pissa"))
         self.assert_refused(3, "init_lora_weights", self.folder / "adapter", self.folder / "out", "--merge",
