@@ -54,6 +54,7 @@ class CommandsTest(CliTest):
             self.retagged(self.model, place, "global_step100")
             for step in range(101, 105):
                 shutil.copytree(place / "global_step100", place / f"global_step{step}")
+                cli_common.set_step(place / f"global_step{step}", step)
             return place
         steps = {"checkpoint-500": 500, "checkpoint-50": 50, "ckpt": 5, "first_steps": 2}
         for name, step in steps.items():
@@ -71,6 +72,7 @@ class CommandsTest(CliTest):
         if "--last" in words:
             for step in range(6, 10):
                 shutil.copytree(place / "ckpt/global_step5", place / f"ckpt/global_step{step}")
+                cli_common.set_step(place / f"ckpt/global_step{step}", step)
         if "unpack" in words:
             shutil.rmtree(place / words[-1])  # what is to come back
         if "fsdp2" in words:

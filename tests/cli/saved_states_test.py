@@ -98,6 +98,19 @@ class SavedStatesTest(CliTest):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertNotIn("actor", done.stdout)
 
+    def test_every_tag_of_the_working_folder_counts_once(self):
+        scratch = self.scratch("z2_bf16_w2")
+        older = scratch.tag.with_name("global_step1")
+        shutil.copytree(scratch.tag, older)
+        cli_common.set_step(older, 1)
+        out = self.new_path("every")
+        done = run_tool("zero-to-fp32", ".", out, "--tag", "all", cwd=scratch.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(path.name for path in out.iterdir()), sorted([older.name, scratch.tag.name]))
+        done = run_tool("zero-to-fp32", "--average", ".", self.new_path(), "--last", "3", cwd=scratch.folder)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("has 2 complete tags", done.stderr)
+
     def hinted_file(self, folder):
         """The hint for states in one folder names a file, which is of one of them."""
         done = run_tool("zero-to-fp32", folder, self.new_path())

@@ -285,9 +285,8 @@ class Search {
       found_.push_back(std::move(state));
     }
     for (const fs::path& child : folders_[folder].folders) {
-      if (child == (folder / tag).lexically_normal() || child.filename().string().front() == '.') {
-        continue;
-      }
+      const bool is_named = child.lexically_normal() == (folder / tag).lexically_normal();
+      if (is_named || child.filename().string().front() == '.') continue;
       for (SavedState& state : states_in(folders_, child)) found_.push_back(std::move(state));
     }
   }
