@@ -25,10 +25,10 @@ struct PlainOptimizer {
 };
 
 // Finds the `params` that belong to `optimizer`, a dict of `shard`. Takes as `params` the tensors
-// of the model that are not buffers, in the model's order. Groups
-// may be marked as those of experts, which `is_expert` tells. Without an optimizer all are taken to
-// be trained. Reads states only if `draft` wants them. Sets facts.optimizer_wrapper and adds notes.
-// Throws InconsistentError for a master that no parameter is the rounding of.
+// of the model that are not buffers, in the model's order. Groups may be marked as those of
+// experts, which `is_expert` tells. Without an optimizer all are taken to be trained. Reads states
+// only if `draft` wants them. Sets facts.optimizer_wrapper and adds notes. Throws InconsistentError
+// for a master that no parameter is the rounding of.
 PlainOptimizer read_plain_optimizer(CheckpointDraft& draft, const Shard& shard,
                                     const Fields* optimizer,
                                     const std::vector<std::pair<std::string, TensorSource>>& params,

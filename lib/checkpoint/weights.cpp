@@ -210,8 +210,11 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& o
       if (times > 1) name += " #" + std::to_string(times);
       const auto [at, is_new] = file_of.emplace(name, ids.size() - 1);
       if (!is_new) {
-        throw InconsistentError({.file = display, .tensor = name},
+        InconsistentError error({.file = display, .tensor = name},
                                 "is in " + display_of(at->second) + " too");
+        const std::string stem = weights_stem(file_path);
+        if (root.empty() || stem == weights_stem(inputs[ids[at->second]].path())) throw error;
+        throw std::move(error).with_hint("--model " + shell_word(stem) + " reads this file alone");
       }
       weights.tensors_.push_back({std::move(name), std::move(value), std::move(alias_of)});
       return weights.tensors_.back().name;

