@@ -304,7 +304,8 @@ UnsupportedError unnamed_states(const fs::path& folder) {
                           "numbers the parameters of its optimizer instead of naming them")
       .with_hint(
           "--param-names FILE names them: `for name, _ in model.named_parameters(): print(name)`; "
-          "so does reshard --like CHECKPOINT, of a run with the same groups");
+          "where groups part layers of one shape, only reshard --like CHECKPOINT does, of a run "
+          "with the same groups");
 }
 
 void refuse_foreign_options(const CheckpointDraft& draft, const std::string& what) {
