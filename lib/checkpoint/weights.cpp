@@ -66,6 +66,16 @@ bool Weights::probe(Folders& folders, const fs::path& path) {
 
 namespace {
 
+// True if the dict, or a dict in it, has tensors that are not one rank's parts.
+bool has_whole_tensors(const Value& dict, bool in_root = true) {
+  if (!dict.is_mapping()) return false;
+  const auto& items = dict.as_dict().items;
+  return std::any_of(items.begin(), items.end(), [&](const auto& item) {
+    return TorchArchive::is_tensor(item.second) ||
+           (in_root && has_whole_tensors(item.second, false));
+  });
+}
+
 // The dict of the model's tensors in a file, and what its names have in front there.
 Value model_in(const TorchArchive& archive, const std::string& display, const std::string& name,
                std::vector<std::string>& notes) {
@@ -78,7 +88,7 @@ Value model_in(const TorchArchive& archive, const std::string& display, const st
             "give the folder that has all shards of the checkpoint, under the names that "
             "DeepSpeed gave them");
   }
-  if (has_rank_tensors(root)) {
+  if (has_rank_tensors(root) && !has_whole_tensors(root)) {
     throw InconsistentError({.file = display},
                             "is not a file of weights but one rank's: it has the rank's parts of "
                             "tensors (DTensor, ShardedTensor)")
