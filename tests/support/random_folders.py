@@ -31,9 +31,8 @@ ENDINGS = [".ckpt", ".pt", ".pth", ".pth.tar"]
 
 # Defects of the program that are not yet mended: scenes leave them out. OPEN=NAME,NAME asks for some of them, OPEN=all
 # for all.
-OPEN = {"models of other names", "two of them read"}
+OPEN = {"two of them read"}
 OPEN -= OPEN if os.environ.get("OPEN") == "all" else set(os.environ.get("OPEN", "").split(","))
-UNKNOWN = () if "models of other names" in OPEN else (("generator", "discriminator"), )
 
 
 @dataclasses.dataclass
@@ -288,7 +287,8 @@ class Maker(training_folders.Maker):
         file = self.pick(*sorted(files))
         data = file.read_bytes()
         file.write_bytes(data[:self.pick(0, len(data) // 3, len(data) - 30)])
-        piece.damaged, piece.has_weights = True, file.name.startswith(BESIDE_WEIGHTS)
+        piece.damaged = True
+        piece.has_weights = file.name.startswith(BESIDE_WEIGHTS) or file.parent.name.startswith("optimizer_")
         scene.pieces.append(piece)
         scene.truth = DAMAGED
         scene.what += f" of {file.name}"
@@ -359,7 +359,7 @@ class Maker(training_folders.Maker):
     def two_weights(self, folder):
         """Accelerate's second model, or an EMA beside the model, with optimizers or without."""
         first, second = self.pick(("model", "model_1"), ("pytorch_model", "pytorch_model_1"), ("model", "ema"),
-                                  ("model", "model_ema"), *UNKNOWN)
+                                  ("model", "model_ema"), ("generator", "discriminator"))
         pieces, models = [], {}
         alike = self.pick(True, False)
         numbered = second.endswith("_1")
@@ -375,6 +375,8 @@ class Maker(training_folders.Maker):
                 torch_files.save(adam(values, 9), folder / ("optimizer_1.bin" if i else "optimizer.bin"))
         scene = Scene(folder, f"{first} and {second}{', trained' if trained else ''}", pieces, LISTED, models=models)
         self.ask(scene)
+        if first == "generator" and not scene.arguments:
+            scene.verify = (1,)  # they may be the parts of one model
         return scene
 
     def ask(self, scene):

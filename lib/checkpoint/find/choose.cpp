@@ -168,7 +168,9 @@ InconsistentError refusal(const fs::path& path, const std::vector<SavedState>& s
     const bool is_files = !state.model.empty() && state.model == state.file.filename();
     return is_files || (parts.is_age && parts.rest.empty());
   });
-  const SavedState& last = states.back();
+  const auto whole = std::find_if(states.rbegin(), states.rend(),
+                                  [](const SavedState& state) { return state.damage.empty(); });
+  const SavedState& last = whole == states.rend() ? states.back() : *whole;
   const auto is_beside = [&](const SavedState& state) { return state.folder == last.folder; };
   const bool is_alone = std::count_if(states.begin(), states.end(), is_beside) == 1;
   const bool by_file = last.is_file() || (!is_alone && !last.file.empty());
