@@ -386,6 +386,15 @@ class MergeTest(OracleTest):
                 with torch.no_grad():
                     torch.testing.assert_close(merged(input_ids=tokens).logits, live(input_ids=tokens).logits)
 
+    def test_a_trained_copy_of_embeddings_that_three_modules_share_is_refused(self):
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(
+            vocab_size=31, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+        model.save_pretrained(self.folder / "base")
+        trained(model, peft.LoraConfig(r=3, target_modules=["q"], modules_to_save=["shared"])).save_pretrained(
+            self.folder / "adapter")
+        self.assert_refused(3, "encoder, decoder and head share", self.folder / "adapter", self.folder / "out",
+                            "--merge", self.folder / "base")
+
     def test_embeddings_that_have_grown(self):
         self.save(llama, peft.LoraConfig(r=3, target_modules=["q_proj"]))
         model = llama()

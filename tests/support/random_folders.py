@@ -15,7 +15,7 @@ import cli_common
 import tools
 import torch_files
 import training_folders
-from training_folders import FAMILIES, adam, lightning_file, tutorial_file
+from training_folders import FAMILIES, adam, leave_stranger, lightning_file, tutorial_file
 
 # How a path may fare.
 TAKEN, LISTED, DAMAGED = "taken", "listed", "damaged"
@@ -627,15 +627,8 @@ class Maker(training_folders.Maker):
         """Files that programs leave beside states."""
         for _ in range(self.random.randrange(4)):
             what = self.pick("text", "events", "hidden", "args", "tokenizer", "empty", "hub", "verl")
-            if what == "text":
-                (scene.folder / "notes.txt").write_text("global_step7")
-            elif what == "events":
-                (scene.folder / "logs").mkdir(exist_ok=True)
-                (scene.folder / "logs" / "events.out.tfevents.1").write_bytes(b"x")
-            elif what == "hidden":
-                (scene.folder / ".cache").mkdir(exist_ok=True)
-                torch_files.save_file({"x": torch_files.zeros(2)}, scene.folder / ".cache" / "model.safetensors")
-            elif what == "args":
+            leave_stranger(scene.folder, what)
+            if what == "args":
                 torch_files.save({"lr": 0.5}, scene.folder / "training_args.bin")
                 torch_files.save({"python": (3, )}, scene.folder / "rng_state_0.pth")
             elif what == "tokenizer":

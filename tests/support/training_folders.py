@@ -52,6 +52,18 @@ def tutorial_file(values, step):
     return {"epoch": 1, "model": values, "optimizer": adam(values, step), "loss": torch_files.full(value=0.5)}
 
 
+def leave_stranger(folder, what):
+    """Leaves a file that is no state, as programs do."""
+    if what == "text":
+        (folder / "notes.txt").write_text("global_step7")
+    elif what == "events":
+        (folder / "logs").mkdir(exist_ok=True)
+        (folder / "logs" / "events.out.tfevents.1").write_bytes(b"x")
+    elif what == "hidden":
+        (folder / ".cache").mkdir(exist_ok=True)
+        torch_files.save_file({"x": torch_files.zeros(2)}, folder / ".cache" / "model.safetensors")
+
+
 @dataclasses.dataclass
 class State:
     path: str  # below the folder, as the user gives it
@@ -228,14 +240,8 @@ class Maker:
     def add_strangers(self, scene):
         for _ in range(self.random.randrange(3)):
             what = self.pick("text", "events", "hidden", "weights")
-            if what == "text":
-                (scene.folder / "notes.txt").write_text("global_step7")
-            elif what == "events":
-                (scene.folder / "runs").mkdir(exist_ok=True)
-                (scene.folder / "runs" / "events.out.1").write_bytes(b"x")
-            elif what == "hidden":
-                (scene.folder / ".cache").mkdir(exist_ok=True)
-            elif what == "weights" and (scene.folder / "latest").exists():
+            leave_stranger(scene.folder, what)
+            if what == "weights" and (scene.folder / "latest").exists():
                 torch_files.save_file({"stranger": torch_files.zeros(3)}, scene.folder / "model.safetensors")
 
     def touch(self, folder):
