@@ -94,6 +94,21 @@ class WholeTrainingsTest(FolderTest):
         self.assert_listed("step100.pt", "step 9", "step2.pt", "step 12", "step3.pt", "of no known step",
                            "give the file of one")
 
+    def test_a_search_without_an_end_is_an_error(self):
+        self.save("step3.pt", 3, training_folders.tutorial_file)
+        for number in range(4097):
+            (self.folder / f"a{number}.pt").write_bytes(b"x")
+        done = self.tool("zero-to-fp32", self.folder, self.new_path())
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("after 4096 files that may be checkpoints", done.stderr)
+        self.folder = self.new_path("many")
+        self.save("a/step3.pt", 3, training_folders.tutorial_file)
+        for number in range(20000):
+            (self.folder / f"b{number}").mkdir()
+        done = self.tool("zero-to-fp32", self.folder, self.new_path())
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("after 20000 folders", done.stderr)
+
     def test_a_file_that_was_cut_off_is_named_and_the_newest_whole_one_taken(self):
         values = self.save("step=3.ckpt", 3)
         self.save("step=9.ckpt", 9)
@@ -188,6 +203,15 @@ class FoldersOfWeightsTest(FolderTest):
         values = self.save("checkpoint-9", 9)
         self.assert_listed("checkpoint-5  weights, of no known step", "checkpoint-9  weights", "give the folder of one")
         self.assert_taken(values, "-t", "checkpoint-9")
+
+    def test_one_without_its_second_file_is_damaged(self):
+        values = self.save("checkpoint-5", 5, step=5)
+        self.save("checkpoint-9", 9, name="model-00001-of-00002.safetensors", step=9)
+        out = self.new_path()
+        done = self.tool("zero-to-fp32", self.folder, out)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("model-00002-of-00002.safetensors: is missing", done.stderr)
+        self.assert_values(out, values)
 
     def test_of_known_steps_the_newest_is_taken(self):
         self.save("checkpoint-9", 5, step=2)

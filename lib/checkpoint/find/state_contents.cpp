@@ -193,6 +193,9 @@ void look_into_weights(SavedState& state) {
     }
     return;
   }
+  if (const auto missing = missing_siblings({state.training.weights}); !missing.empty()) {
+    throw InconsistentError({.file = shown_path(missing.front())}, "is missing");
+  }
   for (const fs::path& path : with_siblings(state.training.weights)) {
     InputFiles inputs;
     const FileId id = inputs.add(path);
