@@ -54,9 +54,8 @@ bool is_before(const std::string& a, const std::string& b) {
   return a.size() - i < b.size() - j;
 }
 
-}  // namespace
-
-std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::string& model) {
+// The states that may be checkpoints, with the facts in their files.
+StatesOfModel states_below(const fs::path& path, const std::string& model) {
   std::error_code failed;
   if (!fs::exists(path, failed)) throw IoError({.file = path.string()}, "cannot open", ENOENT);
   Folders folders;
@@ -70,8 +69,12 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::st
         .with_hint("give the folder that holds the tags");
   }
   StatesOfModel of_one = of_model(folders, path, std::move(states), model);
-  states = std::move(of_one.states);
-  for (SavedState& state : states) look_into(folders, state);
+  for (SavedState& state : of_one.states) look_into(folders, state);
+  return of_one;
+}
+
+std::vector<NamedCheckpoint> named(const fs::path& path, StatesOfModel of_one) {
+  std::vector<SavedState>& states = of_one.states;
   std::stable_sort(states.begin(), states.end(), [](const SavedState& a, const SavedState& b) {
     if (a.step != b.step) return a.step.value_or(-1) < b.step.value_or(-1);
     return is_before(a.own().string(), b.own().string());
@@ -83,7 +86,7 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::st
   };
   for (const SavedState& state : states) ++names[own_name(state)];
   std::vector<NamedCheckpoint> all;
-  for (const SavedState& state : states) {
+  for (SavedState& state : states) {
     std::string name = own_name(state);
     if (names[name] > 1) {
       name = state.below(path).string();
@@ -92,22 +95,21 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::st
     const bool has_tag = state.named == path && state.folder == state.named / state.tag;
     const bool is_one_of_folder = !state.is_file() && !state.model.empty();
     all.push_back({state.named, has_tag ? state.tag : "",
-                   is_one_of_folder ? state.model : of_one.in_files, name, state});
+                   is_one_of_folder ? state.model : of_one.in_files, name, std::move(state)});
   }
   return all;
 }
 
+}  // namespace
+
+std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::string& model) {
+  return named(path, states_below(path, model));
+}
+
 std::vector<NamedCheckpoint> all_ages(const fs::path& path, const std::string& model) {
-  std::vector<NamedCheckpoint> all = all_checkpoints(path, model);
-  std::vector<SavedState> states;
-  for (const NamedCheckpoint& each : all) states.push_back(each.state);
-  const std::vector<SavedState> ages = sorted_by_age(path, std::move(states));
-  std::erase_if(all, [&](const NamedCheckpoint& each) {
-    return std::none_of(ages.begin(), ages.end(), [&](const SavedState& age) {
-      return age.below(path) == each.state.below(path);
-    });
-  });
-  return all;
+  StatesOfModel of_one = states_below(path, model);
+  of_one.states = sorted_by_age(path, std::move(of_one.states));
+  return named(path, std::move(of_one));
 }
 
 }  // namespace dsckpt
