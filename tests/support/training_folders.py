@@ -53,7 +53,7 @@ def tutorial_file(values, step):
 
 
 def leave_stranger(folder, what):
-    """Leaves a file that is no state, as programs do."""
+    """Writes a file that programs leave beside states."""
     if what == "text":
         (folder / "notes.txt").write_text("global_step7")
     elif what == "events":
