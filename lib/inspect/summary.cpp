@@ -8,8 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
-#include "checkpoint/module_entries.h"
-#include "deepspeed/keys.h"
+#include "checkpoint/trained_types.h"
 #include "deepspeed/run_config.h"
 #include "deepspeed/shard_name.h"
 
@@ -24,35 +23,18 @@ std::string joined(const std::set<std::string>& parts) {
   return text;
 }
 
-// Stage 3 keeps empty tensors in `module`, whose type is that of the parameters.
 std::string precision_of(const Contents& contents) {
-  std::set<std::string> types;
-  if (!contents.checkpoint()) {
+  std::set<DType> types;
+  if (contents.checkpoint()) {
+    types = trained_types(*contents.checkpoint());
+  } else {
     for (const NamedTensor& tensor : contents.tensors()) {
-      if (is_floating_point(tensor.value.dtype())) {
-        types.insert(std::string(torch_name(tensor.value.dtype())));
-      }
-    }
-    return joined(types);
-  }
-  const Checkpoint& checkpoint = *contents.checkpoint();
-  if (checkpoint.files().model.empty()) {  // another framework's checkpoint has no copies
-    for (const Param& param : checkpoint.params()) {
-      if (is_trained(param)) types.insert(std::string(torch_name(param.weight.dtype())));
+      if (is_floating_point(tensor.value.dtype())) types.insert(tensor.value.dtype());
     }
   }
-  for (const CheckpointFile& file : checkpoint.files().model) {
-    const ModuleEntries module(file.archive->root().find_or_none(keys::kModule));
-    for (const auto& [name, value] : module.all()) {
-      if (!TorchArchive::is_tensor(value)) continue;
-      const Param* param = checkpoint.find(name);
-      if (param && param->kind == ParamKind::trainable) {
-        types.insert(std::string(torch_name(file.archive->info(value).dtype)));
-      }
-    }
-    if (!types.empty()) break;
-  }
-  return joined(types);
+  std::set<std::string> names;
+  for (const DType type : types) names.emplace(torch_name(type));
+  return joined(names);
 }
 
 std::string optimizer_of(const Contents& contents) {

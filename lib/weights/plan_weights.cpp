@@ -1,9 +1,13 @@
 #include <cstdint>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "checkpoint/renamed.h"
+#include "checkpoint/trained_types.h"
 #include "dsckpt/error.h"
 #include "dsckpt/weights.h"
 #include "job/job_impl.h"
@@ -44,6 +48,17 @@ void lay_out_optimizer(PlanBuilder& plan, const Source& source, const WeightsOpt
   lay_out_torch_optimizer(plan, renamed(source->checkpoint, rules), notes);
 }
 
+// torch makes infinities of larger numbers without a word, and so does this.
+void note_overflow(const Checkpoint& checkpoint, std::optional<DType> written,
+                   std::vector<std::string>& notes) {
+  if (written != DType::float16) return;
+  const std::set<DType> trained = trained_types(checkpoint);
+  if (trained.empty() || trained == std::set{DType::float16}) return;
+  notes.push_back("numbers above 65504 become infinite in float16, and the model is of " +
+                  std::string(torch_name(*trained.rbegin())) +
+                  ": `ckpt-inspect stats OUT` counts infinities");
+}
+
 }  // namespace
 
 Job plan_weights(const Source& source, const WeightsOptions& options) {
@@ -59,6 +74,7 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   const std::optional<DType> written = type_of_most(tensors);
   if (!options.states) chosen = std::vector<ChosenTensor>();  // this frees its memory
   WeightsSplit split = split_weights(*options.format, std::move(tensors), options.max_shard_size);
+  note_overflow(checkpoint, written, job.notes);
   const bool has_masters = checkpoint.facts().has_masters;
   if (!has_masters) split.metadata["masters"] = "none";
 

@@ -162,6 +162,14 @@ class ReportTest(CliTest):
         done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--dry-run", "--quiet")
         self.assertEqual(done.stderr, "")
 
+    def test_types_that_hold_smaller_numbers_are_noted(self):
+        bf16, fp16 = self.scratch(SMALL), self.scratch("z2_fp16_w2")
+        for source, dtype, noted in ((bf16, "fp16", True), (self.ckpt, "fp16", True), (fp16, "fp16", False),
+                                     (bf16, "bf16", False), (bf16, "fp32", False)):
+            done = self.zero_to_fp32(source.folder, self.new_path(), "--dtype", dtype)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("numbers above 65504 become infinite" in done.stderr, noted, (source.case.name, dtype))
+
     def test_a_dry_run_fails_as_the_run_would(self):
         taken = self.convert(self.ckpt.folder)
         before = snapshot(self.root)

@@ -1,0 +1,31 @@
+#include "checkpoint/trained_types.h"
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/module_entries.h"
+#include "deepspeed/keys.h"
+#include "format/torch_archive.h"
+
+namespace dsckpt {
+
+std::set<DType> trained_types(const Checkpoint& checkpoint) {
+  std::set<DType> types;
+  if (checkpoint.files().model.empty()) {  // another framework's checkpoint has no copies
+    for (const Param& param : checkpoint.params()) {
+      if (is_trained(param)) types.insert(param.weight.dtype());
+    }
+  }
+  for (const CheckpointFile& file : checkpoint.files().model) {
+    const ModuleEntries module(file.archive->root().find_or_none(keys::kModule));
+    for (const auto& [name, value] : module.all()) {
+      if (!TorchArchive::is_tensor(value)) continue;
+      const Param* param = checkpoint.find(name);
+      if (param && param->kind == ParamKind::trainable) {
+        types.insert(file.archive->info(value).dtype);
+      }
+    }
+    if (!types.empty()) break;
+  }
+  return types;
+}
+
+}  // namespace dsckpt
