@@ -567,6 +567,6 @@ void read_dcp(CheckpointDraft& draft) {
 
 }  // namespace
 
-const Layout kDcp{"dcp", probe_dcp, read_dcp};
+const Layout kDcp{"dcp", probe_dcp, read_dcp, true};
 
 }  // namespace dsckpt

@@ -73,6 +73,8 @@ struct Layout {
   // Reads all metadata: fills params, facts, groups if there are any, and the shards that these
   // borrow. Throws as Checkpoint::open.
   void (*read)(CheckpointDraft& draft);
+  // True if `read` chooses one of several models by OpenOptions::model.
+  bool has_models = false;
 };
 
 // One reader a file.

@@ -7,6 +7,7 @@
 #include "checkpoint/assemble.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/find/tag_folder.h"
+#include "checkpoint/find/weights_files.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/other_values.h"
 #include "checkpoint/salvage.h"
@@ -249,6 +250,9 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
   for (const Layout* layout : layouts) {
     if (!layout->probe(draft)) continue;
     if (layout == &kUniversal) refuse_other_roots(draft.folder);
+    if (!options.model.empty() && !layout->has_models) {
+      throw no_such_model(options.model, folder.path.string());
+    }
     layout->read(draft);
     draft.pickles.reset();
     drop_incomplete(draft);

@@ -361,6 +361,6 @@ void read_rank_files(CheckpointDraft& draft) {
 
 }  // namespace
 
-const Layout kRankFiles{"rank-files", probe_rank_files, read_rank_files};
+const Layout kRankFiles{"rank-files", probe_rank_files, read_rank_files, true};
 
 }  // namespace dsckpt

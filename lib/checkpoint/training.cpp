@@ -176,6 +176,6 @@ void read_training(CheckpointDraft& draft) {
 
 }  // namespace
 
-const Layout kTraining{"training-file", probe_training, read_training};
+const Layout kTraining{"training-file", probe_training, read_training, true};
 
 }  // namespace dsckpt

@@ -13,6 +13,8 @@ import training_folders
 from cli_common import CliTest
 from tools import run_tool
 
+TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
+
 
 class SavedStatesTest(CliTest):
 
@@ -110,6 +112,22 @@ class SavedStatesTest(CliTest):
         done = run_tool("zero-to-fp32", "--average", ".", self.new_path(), "--last", "3", cwd=scratch.folder)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("has 2 complete tags", done.stderr)
+
+    def test_a_model_that_is_named_is_never_passed_over(self):
+        scratch = self.scratch("z2_bf16_w2")
+        dcp = TESTDATA / "dcp" / "nested"
+        shutil.copytree(dcp, scratch.folder / "dcp")
+        done = run_tool("zero-to-fp32", dcp, alone := self.new_path())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = run_tool("zero-to-fp32", scratch.folder, out := self.new_path(), "--model", "model")
+        self.assertEqual(done.returncode, 0, done.stderr)  # though `latest` names the shards
+        expected, found = (torch_files.load(path / "pytorch_model.bin") for path in (alone, out))
+        self.assertEqual(set(found), set(expected))
+        for folder in (scratch.folder, scratch.tag, TESTDATA / "torch_dist" / "tp1_pp1_moe" / "ckpt"):
+            for tool, *options in (("zero-to-fp32", ), ("to-universal", ), ("to-dcp", "--dp", "1")):
+                done = run_tool(tool, folder, self.new_path() / "u", *options, "--model", "NONSENSE")
+                self.assertEqual(done.returncode, 2, (folder, done.stderr))
+                self.assertIn("called 'NONSENSE'", done.stderr)
 
     def hinted_file(self, folder):
         """The hint for states in one folder names a file, which is of one of them."""

@@ -317,10 +317,13 @@ StatesOfModel of_model(Folders& folders, const fs::path& path, std::vector<Saved
     if (is_called) found.states.push_back(state);
   }
   if (!found.states.empty()) return found;
-  const auto may_have_models = [](const SavedState& state) {
-    return state.kind == StateKind::dcp || state.kind == StateKind::rank_files || state.is_file();
-  };
-  if (std::any_of(states.begin(), states.end(), may_have_models)) return {std::move(states), model};
+  std::copy_if(states.begin(), states.end(), std::back_inserter(found.states),
+               [](const SavedState& state) {
+                 return state.kind == StateKind::dcp || state.kind == StateKind::rank_files ||
+                        state.is_file();
+               });
+  found.in_files = model;
+  if (!found.states.empty()) return found;
   for (SavedState& state : states) look_into(folders, state);
   throw UsageError("--model: no checkpoint in " + path.string() + " is called '" + model +
                    "':" + listed(lines_of(path, states)));

@@ -28,8 +28,8 @@ struct StatesOfModel {
 
 // The states of `model` among `states`, which are below `path`. One of their folders or files has
 // the name `model`, or has it beside the words and numbers of ages ("actor" of "actor_step7"). All
-// of them for "", and if the model may be one within files. Throws UsageError that lists the
-// models, with their steps, if none has this name.
+// of them for "". If none has this name, those whose files may hold several models. Throws
+// UsageError that lists the models, with their steps, if there are none of these either.
 StatesOfModel of_model(Folders& folders, const std::filesystem::path& path,
                        std::vector<SavedState> states, const std::string& model);
 
