@@ -75,7 +75,7 @@ def encoded(numbers, dtype):
             low, high = (numpy.searchsorted(between, numpy.abs(numbers), side) for side in ("left", "right"))
             code = numpy.where(numpy.isnan(numbers), 0x7F, numpy.where(low % 2, high, low))
             return (code | numpy.signbit(numbers) << 7).astype("u1")
-        return numbers.astype(TYPES[dtype][2])
+        return numbers.astype(TYPES[dtype][2], copy=False)
 
 
 class Storage:
@@ -232,7 +232,7 @@ def _shape(shape):
 
 
 def tensor(values, dtype=None):
-    """Python's floats become float32, as in torch; arrays keep their type."""
+    """Python's floats become float32, as in torch; arrays keep their type. As in torch, it is a copy."""
     array = numpy.array(values)
     if dtype is None:
         dtype = "float32" if array.dtype == "f8" and not isinstance(values, numpy.ndarray) else array.dtype.name
@@ -486,19 +486,31 @@ def pickled(value):
 
 
 def save(value, path, **options):
-    pathlib.Path(path).write_bytes(saved(value, os.path.splitext(os.path.basename(path))[0], **options))
+    parts = saved_parts(value, os.path.splitext(os.path.basename(path))[0], **options)
+    with open(path, "wb") as file:
+        for part in parts:
+            file.write(part)
 
 
-def saved(value, name="archive", legacy=False, checksums=True):
-    """The bytes that torch.save writes: a zip, or its old form with `legacy`. Without `checksums`, the same as after
-    set_crc32_options(False)."""
+def saved(value, name="archive", **options):
+    return b"".join(saved_parts(value, name, **options))
+
+
+def saved_parts(value, name="archive", legacy=False, checksums=True):
+    """The bytes that torch.save writes, in parts: a zip, or its old form with `legacy`. Without `checksums`, the same
+    as after set_crc32_options(False)."""
     if legacy:
-        return _legacy(value)
+        return [_legacy(value)]
     pickle_, storages = pickled(value)
     records = [("data.pkl", pickle_), (".format_version", b"1"), (".storage_alignment", b"64"),
-               ("byteorder", b"little"), *((f"data/{key}", storage.bits.tobytes()) for key, storage in storages.items()),
+               ("byteorder", b"little"), *((f"data/{key}", _bytes_of(storage)) for key, storage in storages.items()),
                ("version", b"3\n"), (".data/serialization_id", b"%020d%020d" % (zlib.crc32(pickle_), len(storages)))]
-    return archive([(f"{name}/{record}", data) for record, data in records], checksums)
+    return archive_parts([(f"{name}/{record}", data) for record, data in records], checksums)
+
+
+def _bytes_of(storage):
+    """Its bytes, without a copy: checkpoints of tests can be large."""
+    return storage.bits.view("u1").data if storage.bits.size else b""
 
 
 @contextlib.contextmanager
@@ -510,22 +522,28 @@ def edited(path, **options):
 
 
 def archive(records, checksums=True):
-    """A zip like torch's: lib/format/FORMATS.md."""
-    out, directory = bytearray(), bytearray()
+    return b"".join(archive_parts(records, checksums))
+
+
+def archive_parts(records, checksums=True):
+    """A zip like torch's, in parts: lib/format/FORMATS.md."""
+    parts, directory, at = [], bytearray(), 0
     for name, data in records:
         name = name.encode()
         flags, crc, size = 0x0808 if data else 0x0800, zlib.crc32(data) if checksums else 0, len(data)
         directory += struct.pack("<IHHHHIIIIHHHHHII", 0x02014B50, 0, 0, flags, 0, 0, crc, size, size, len(name), 0, 0, 0, 0,
-                                 0, len(out)) + name
-        padding = -(len(out) + 30 + len(name) + 4) % 64
-        out += struct.pack("<IHHHIIIIHH", 0x04034B50, 0, flags, 0, 0, 0, 0, 0, len(name), padding + 4) + name
-        out += struct.pack("<2sH", b"FB", padding) + b"Z" * padding + data
-        if data:
-            out += struct.pack("<IIII", 0x08074B50, crc, size, size)
-    count, size, at = len(records), len(directory), len(out)
-    return bytes(out + directory + struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 0x031E, 45, 0, 0, count, count, size, at) +
-                 struct.pack("<IIQI", 0x07064B50, 0, at + size, 1) +
-                 struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, min(count, 0xFFFF), min(count, 0xFFFF), size, at, 0))
+                                 0, at) + name
+        padding = -(at + 30 + len(name) + 4) % 64
+        head = struct.pack("<IHHHIIIIHH", 0x04034B50, 0, flags, 0, 0, 0, 0, 0, len(name), padding + 4) + name
+        head += struct.pack("<2sH", b"FB", padding) + b"Z" * padding
+        behind = struct.pack("<IIII", 0x08074B50, crc, size, size) if data else b""
+        parts += head, data, behind
+        at += len(head) + size + len(behind)
+    count, size = len(records), len(directory)
+    parts += (directory, struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 0x031E, 45, 0, 0, count, count, size, at),
+              struct.pack("<IIQI", 0x07064B50, 0, at + size, 1),
+              struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, min(count, 0xFFFF), min(count, 0xFFFF), size, at, 0))
+    return parts
 
 
 def _legacy(value):
