@@ -382,7 +382,7 @@ class HeardTest(FaultTest):
 
     def test_while_it_opens_and_plans(self):
         path = self.root / "model.safetensors"
-        write_many_tensors(path, 200_000)
+        write_many_tensors(path, 100_000)
         self.check("zero-to-fp32", str(path), "OUT")
         self.check("zero-to-fp32", str(path), "OUT", "--dry-run")
         self.check("ckpt-inspect", "list", str(path), "--json")

@@ -141,19 +141,19 @@ class HostileSizesTest(CliTest):
                          [("crc", [f"w{i}"]) for i in range(self.MANY)])
 
     def test_names_of_many_parts_take_what_they_are_long(self):
-        """25 MB of names that share few of their 120 parts: as a tree they have five million modules."""
+        """13 MB of names that share few of their 120 parts: as a tree they have over two million modules."""
         entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-        names = (".".join("abcdefgh"[j % 8] + str(i >> j & 1) for j in range(120)) for i in range(60000))
+        names = (".".join("abcdefgh"[j % 8] + str(i >> j & 1) for j in range(120)) for i in range(30000))
         header = ("{" + ",".join(f'"{name}":{entry}' for name in names) + "}").encode()
         path = self.new_path("model.safetensors")
         path.write_bytes(struct.pack("<Q", len(header)) + header)
         page = self.new_path("page.html")
         for command in (["list"], ["list", "--json"], ["tree"], ["tree", "--json"], ["tree", "--no-fold", "--depth=3"],
                         ["--html", page]):
-            done = self.tool("ckpt-inspect", *command, path, *cli_common.memory_limit("450MB"))
+            done = self.tool("ckpt-inspect", *command, path, *cli_common.memory_limit("250MB"))
             self.assertEqual(done.returncode, 0, done.stderr)
             if command in (["list"], ["tree"]):
-                self.assertGreaterEqual(len(done.stdout.splitlines()), 60000)
+                self.assertGreaterEqual(len(done.stdout.splitlines()), 30000)
 
     def test_many_files_are_listed_in_a_manifest(self):
         folder = self.root / "checkpoint" / "global_step1"
@@ -326,7 +326,7 @@ class HostileSizesTest(CliTest):
         self.assertEqual(done.returncode, 0, done.stdout)
 
     def test_short_pieces_are_read_at_once(self):
-        rows = 1 << 26
+        rows = 1 << 25
         path = self.weights([8], w=tensor(Storage("0", 8), (rows, 2), (0, 3), 1))
         done = self.tool("ckpt-inspect", "diff", path, path, "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -371,7 +371,7 @@ class HostileSizesTest(CliTest):
         return folder
 
     def test_buffers_that_differ_everywhere_are_compared_with_one(self):
-        ranks, names = 3000, [f"b{i}" for i in range(40)]
+        ranks, names = 2000, [f"b{i}" for i in range(40)]
         value = {"module": {name: tensor(Storage(str(i), 1)) for i, name in enumerate(names)}, "buffer_names": names,
                  "dp_world_size": ranks}
         folder = self.ranks([(value, [rank] * len(names)) for rank in range(ranks)])

@@ -45,9 +45,9 @@ class InjectedFaultTest(CliTest):
                               timeout=60, env=self.with_fault(**fault))
 
     def indices(self, count):
-        if self.all or count <= 12:
+        if self.all or count <= 8:
             return range(1, count + 1)
-        return sorted({*range(1, 5), *range(5, count, max(1, count // 8)), *range(count - 3, count + 1)})
+        return sorted({1, 2, *range(3, count, max(1, count // 5)), count - 1, count})
 
     def check(self, source, before, command):
         """`before`: what is at the output's place, by path."""
