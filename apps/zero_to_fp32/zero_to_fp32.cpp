@@ -315,6 +315,8 @@ int convert(const CLI::App& app, ZeroToFp32Arguments& args) {
   args.source.optimizer_states = args.weights.states || args.weights.torch_optimizer;
   if (!args.names.empty())
     args.weights.names = args.names == "hub" ? TensorNames::hub : TensorNames::module;
+  // Weights that are converted; an adapter has no names of the hub.
+  args.source.module_names = args.names == "module" && args.merge.empty() && args.peft.empty();
   args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
   args.weights.max_shard_size =
       args.max_shard_size == "none" ? kOneFile : parse_size(args.max_shard_size, "shard size");

@@ -199,6 +199,8 @@ struct CheckpointFacts {
   // The parameters have different names than in its files, or are others (renamed(),
   // changed_set()).
   bool changed = false;
+  // The files are weights with the hub's names, and the parameters are those of the module.
+  bool from_hub = false;
   // The parameters are those of a rank that its files are not of (Regrid::world).
   std::optional<GridPlace> regridded = {};
 

@@ -140,32 +140,40 @@ std::string engine_name(const WeightNames& names, const std::string& name) {
   return names.add_prefix + (stripped ? name.substr(strip.size()) : name);
 }
 
-std::vector<WeightsTensor> as_module_has(const Weights& weights, const fs::path& path,
-                                         const WeightNames& names, const Checkpoint* target,
-                                         std::vector<std::string>& notes) {
+ModuleTensors as_module_has(const Weights& weights, const fs::path& path, const WeightNames& names,
+                            const Checkpoint* target, std::vector<std::string>& notes) {
   const std::vector<WeightsTensor>& tensors = weights.tensors();
   const HubWeights hub_weights(tensors, names, target);
-  if (target == nullptr ? !names.as_module : hub_weights.fit_already()) return tensors;
+  const size_t lacking = names.lacking ? names.lacking(tensors) : 0;
+  const bool stay =
+      target == nullptr ? !names.as_module && lacking == 0 : hub_weights.fit_already();
+  if (stay) return {tensors};
   const std::optional<std::string> config = config_beside(path);
-  if (!config) return tensors;
+  if (!config) return {tensors};
   const HubNames hub(*config, true);
-  if (hub.known() != HubNames::Known::rules) return tensors;
+  if (hub.known() != HubNames::Known::rules) return {tensors};
   std::optional<std::vector<RenamedTensor>> made = hub_weights.made_by(hub);
   const std::string whose =
       hub.model() + " of transformers " + std::string(transformers_of_rules());
-  if (!made && target == nullptr && hub_weights.stay_on_hub(hub)) {
+  if (!made && target == nullptr && lacking == 0 && hub_weights.stay_on_hub(hub)) {
     notes.push_back("names are those of the files; " + whose +
                     " may have others: --like CHECKPOINT takes those of a run");
   }
-  if (!made || !are_other_names(tensors, *made)) return tensors;
+  if (!made || !are_other_names(tensors, *made)) return {tensors};
+  if (names.lacking) {
+    std::vector<WeightsTensor> modules = converted(tensors, *made);
+    const size_t then = names.lacking(modules);
+    if (then < lacking) return {std::move(modules), true};
+    if (!names.as_module || then > lacking) return {tensors};
+  }
   if (target == nullptr && HubNames(*config).known() == HubNames::Known::older) {
     notes.push_back("names are those of the files, of a release of transformers before 5; " +
                     whose + " has others: --like CHECKPOINT takes those of a run");
-    return tensors;
+    return {tensors};
   }
   notes.push_back("names are the module's, as " + whose + " has them; those of the files are the " +
                   "hub's");
-  return converted(tensors, std::move(*made));
+  return {converted(tensors, std::move(*made)), true};
 }
 
 }  // namespace dsckpt

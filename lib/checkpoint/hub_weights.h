@@ -1,8 +1,11 @@
 // Weights with the hub's names as tensors of the module (names/hub_names.h).
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +25,9 @@ struct WeightNames {
   bool allow_missing = false;  // likewise
   // Names of the hub become the module's even if no checkpoint says that the run has the module's.
   bool as_module = false;
+  // Counts the tensors of the run that are not among some. With it, names of the hub become the
+  // module's where fewer are then lacking, and with `as_module` where no more are.
+  std::function<size_t(std::span<const WeightsTensor> tensors)> lacking = {};
   // Rules for the resulting names. With them, names of the hub do not become the module's by
   // themselves. nullptr: none. Borrowed.
   KeyMap* rules = nullptr;
@@ -29,14 +35,20 @@ struct WeightNames {
   std::string choice = {};                // TagFolder::note, where they were one of several
 };
 
+struct ModuleTensors {
+  std::vector<WeightsTensor> tensors;
+  bool from_hub = false;  // they have other names than in the files, or are made of others
+};
+
 // The tensors of `weights` from `path`. The config.json in the same folder tells if they have the
 // hub's names. If so, and `target` has the module's, they are cut, stacked and renamed as the
-// module has them. Without `target` the release of transformers in config.json decides which names
-// the module has. A note says so. Tensors that the rules do not fit stay as they are; the code that
-// looks up names then reports missing ones. Throws IoError.
-std::vector<WeightsTensor> as_module_has(const Weights& weights, const std::filesystem::path& path,
-                                         const WeightNames& names, const Checkpoint* target,
-                                         std::vector<std::string>& notes);
+// module has them. Without `target`, and where WeightNames::lacking decides nothing, the release of
+// transformers in config.json decides which names the module has. A note says so, unless `lacking`
+// decided. Tensors that the rules do not fit stay as they are; the code that looks up names then
+// reports missing ones. Throws IoError.
+ModuleTensors as_module_has(const Weights& weights, const std::filesystem::path& path,
+                            const WeightNames& names, const Checkpoint* target,
+                            std::vector<std::string>& notes);
 
 // From a name in files of weights to the engine's.
 std::string engine_name(const WeightNames& names, const std::string& name);

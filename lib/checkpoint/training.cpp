@@ -134,8 +134,8 @@ void read_files(CheckpointDraft& draft) {
   Weights weights = Weights::open(draft.inputs, paths.weights, {.of_model = true});
   const WeightNames names{.as_module = true};
   std::vector<ModelEntry> entries;
-  for (const WeightsTensor& tensor :
-       as_module_has(weights, paths.weights, names, nullptr, draft.notes)) {
+  const ModuleTensors made = as_module_has(weights, paths.weights, names, nullptr, draft.notes);
+  for (const WeightsTensor& tensor : made.tensors) {
     const std::string& owner = tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
     const bool has_elements = tensor.value.numel() > 0;
     entries.push_back({tensor.name, tensor.value, has_elements ? owner : std::string()});

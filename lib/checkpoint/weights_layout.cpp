@@ -245,16 +245,15 @@ Weights open_weights(InputFiles& inputs, const fs::path& path, const WeightNames
 }
 
 // Those of `weights` by the engine's names; `base` is what gets them, if anything does.
-std::vector<WeightsTensor> engine_tensors(const Weights& weights, const fs::path& path,
-                                          const WeightNames& names, const Checkpoint* base,
-                                          std::vector<std::string>& notes) {
-  if (names.rules != nullptr) return renamed_weights(weights, names, notes);
-  std::vector<WeightsTensor> tensors = as_module_has(weights, path, names, base, notes);
-  for (WeightsTensor& tensor : tensors) {
+ModuleTensors engine_tensors(const Weights& weights, const fs::path& path, const WeightNames& names,
+                             const Checkpoint* base, std::vector<std::string>& notes) {
+  if (names.rules != nullptr) return {renamed_weights(weights, names, notes)};
+  ModuleTensors made = as_module_has(weights, path, names, base, notes);
+  for (WeightsTensor& tensor : made.tensors) {
     tensor.name = engine_name(names, tensor.name);
     if (!tensor.alias_of.empty()) tensor.alias_of = engine_name(names, tensor.alias_of);
   }
-  return tensors;
+  return made;
 }
 
 // For those who need every value.
@@ -303,10 +302,10 @@ Checkpoint weights_alone(InputFiles& inputs, const fs::path& path, const WeightN
                  .global_steps = 0,
                  .tag = kTag,
                  .frozen_known = false};
-  const std::vector<WeightsTensor> tensors =
-      engine_tensors(weights, path, names, nullptr, draft.notes);
-  by_name(tensors, path.string());
-  for (const WeightsTensor& tensor : tensors) {
+  const ModuleTensors made = engine_tensors(weights, path, names, nullptr, draft.notes);
+  draft.facts.from_hub = made.from_hub;
+  by_name(made.tensors, path.string());
+  for (const WeightsTensor& tensor : made.tensors) {
     const bool trained = can_be_trained(tensor.value.dtype());
     if (trained && size_of(tensor.value.dtype()) < 4) draft.facts.has_masters = false;
     draft.params.push_back({.name = tensor.name,
@@ -340,7 +339,7 @@ Checkpoint started_from_weights(std::shared_ptr<const Checkpoint> base, const fs
   draft.facts.global_steps = 0;
   draft.facts.tag = kTag;
   const std::vector<WeightsTensor> tensors =
-      engine_tensors(weights, path, names, base.get(), draft.notes);
+      engine_tensors(weights, path, names, base.get(), draft.notes).tensors;
   give_weights(draft, *base, {tensors, path.string(), true});
   refuse_unread(path, weights);
   take_files(draft, std::move(weights));
@@ -356,7 +355,7 @@ Checkpoint with_weights(std::shared_ptr<const Checkpoint> base, const fs::path& 
   refuse_unread(path, weights);
   if (!draft.facts.has_given_states()) draft.facts.values = ValuesFrom::weights;
   const std::vector<WeightsTensor> tensors =
-      engine_tensors(weights, path, names, base.get(), draft.notes);
+      engine_tensors(weights, path, names, base.get(), draft.notes).tensors;
   give_weights(draft, *base, {tensors, path.string()});
   take_files(draft, std::move(weights));
   draft.run = std::move(base);

@@ -112,10 +112,13 @@ struct MergeOptions {
 // The model that peft's merge_and_unload makes of the base and the PEFT adapter. The adapter is the
 // one that was trained, or the one in the source, a folder of peft's save_pretrained. Each weight
 // is computed in float64 and rounded once to the type that is written. Where peft computes in
-// float32, the result differs by no more than peft's own roundings. Tensors, their names and their
-// order are the base's; other trained tensors replace the base's. The options in `weights` that
-// choose and rename tensors apply to the source; type, format and files apply to the output. A
-// dtype of nullopt keeps the base's types. Configurations are those of `hf_config`.
+// float32, the result differs by no more than peft's own roundings. The tensors are the base's;
+// other trained tensors replace them. The options in `weights` that choose and rename tensors apply
+// to the source; names, type, format and files apply to the output. A dtype of nullopt keeps the
+// base's types. Configurations are those of `hf_config`.
+//
+// A base with the hub's names is read as its module where the adapter has the module's. By default
+// the output then has the hub's names again, also without a configuration that is copied.
 //
 // Merges LoRA on linear layers, embeddings and convolutions, with rsLoRA, DoRA, lora_bias,
 // rank_pattern, alpha_pattern, target_parameters and fan_in_fan_out. Merges modules_to_save and

@@ -12,7 +12,7 @@
 #include "checkpoint/renamed.h"
 #include "dsckpt/error.h"
 #include "job/cast.h"
-#include "weights/companions.h"
+#include "weights/output_names.h"
 
 namespace dsckpt {
 namespace {
@@ -126,10 +126,11 @@ std::vector<Param> copies_of(const std::vector<const Param*>& params) {
 
 // Returns the parameters under the hub's names. A tensor that is made of tied tensors only is tied
 // too.
-std::vector<Param> hubs_params(const HubNames& hub, const std::vector<const Param*>& params) {
+std::vector<Param> hubs_params(const std::vector<RenamedTensor>& renamed,
+                               const std::vector<const Param*>& params) {
   std::vector<Param> made;
   KeyedMap<std::string, std::string> owners;
-  for (const RenamedTensor& each : hub.to_hub(sources_of(params))) {
+  for (const RenamedTensor& each : renamed) {
     const Param& first = *params[each.inputs.front()];
     std::string key;
     for (const size_t i : each.inputs) key += owner_of(*params[i]) + '\0';
@@ -151,137 +152,28 @@ std::vector<Param> with_prefixes_stripped(std::vector<Param> params,
   return params;
 }
 
-bool are_other_names(const Checkpoint& checkpoint, const std::vector<ChosenTensor>& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [&](const ChosenTensor& each) {
-    const Param* saved = checkpoint.find(each.tensor.name);
-    return saved == nullptr ||
-           each.tensor.source.shape() != without_padding(*saved, saved->weight).shape();
-  });
-}
-
-// Notes that the hub may have other names, if the user did not choose the names.
-void note_module_names(const std::vector<ModelTensor>& tensors, const std::string& why,
-                       std::vector<std::string>& notes) {
-  const std::string* fused = fused_experts(tensors);
-  if (fused == nullptr) return;
-  notes.push_back("experts are fused ('" + printable(*fused) +
-                  "'), as transformers 5 has them and few others load them: " + why);
-}
-
-UsageError no_config() {
-  return UsageError("--names hub: there is no config.json beside the checkpoint")
-      .with_hint("--hf-config DIR names the folder of the model's");
-}
-
-// Returns whether the names are the hub's already, and a load and save would keep them.
-bool are_hubs(const HubNames& hub, const std::vector<ModelTensor>& tensors) {
-  try {
-    return hub.to_module(tensors, {}).has_value();
-  } catch (const UnsupportedError&) {
-    return false;
-  }
-}
-
-std::vector<ChosenTensor> with_hub_names(const Checkpoint& checkpoint,
-                                         const WeightsOptions& options,
-                                         std::vector<std::string>& notes) {
-  if (options.states) {
-    throw UsageError("--names hub and --states are both given")
-        .with_hint("optimizer states are the module's parameters'; run again for the weights");
-  }
-  const std::optional<std::string> config = config_text(checkpoint, options);
-  if (!config) throw no_config();
-  const HubNames hub(*config, true);
-  if (hub.known() == HubNames::Known::no) {
-    throw UnsupportedError({.file = checkpoint.tag_folder().string()},
-                           "--names hub: " + hub.why_not())
-        .with_hint("--names module keeps the names that the module has");
-  }
-  if (hub.known() == HubNames::Known::same) return choose_tensors(checkpoint, options, notes);
-  const std::vector<ModelTensor> tensors = chosen_sources(checkpoint, options);
-  if (are_hubs(hub, tensors)) return choose_tensors(checkpoint, options, notes);
-  if (const std::string* foreign = hub.foreign_name(tensors)) {
-    throw UnsupportedError({.file = checkpoint.tag_folder().string(), .tensor = *foreign},
-                           "--names hub: is not a name of " + hub.model())
-        .with_hint("--names module keeps the names that the module has");
-  }
-  return choose_tensors(checkpoint, options, notes, &hub);
-}
-
-std::vector<ChosenTensor> with_names_by_config(const Checkpoint& checkpoint,
-                                               const WeightsOptions& options,
-                                               std::vector<std::string>& notes) {
-  const auto with_modules = [&] { return choose_tensors(checkpoint, options, notes); };
-  const bool has_config = !options.hf_config.empty() || options.companions;
-  const bool has_rules = !options.key_map.empty() || !options.strip_prefix.empty();
-  if (!has_config || has_rules || options.states) return with_modules();
-  const std::vector<ModelTensor> tensors = chosen_sources(checkpoint, options);
-  const std::optional<std::string> config = config_text(checkpoint, options);
-  if (!config) {
-    note_module_names(tensors,
-                      "no config.json shows their model; --hf-config DIR names the folder of one",
-                      notes);
-    return with_modules();
-  }
-  const HubNames hub(*config);
-  switch (hub.known()) {
-    case HubNames::Known::no:
-      note_module_names(tensors, hub.why_not(), notes);
-      return with_modules();
-    case HubNames::Known::older:
-      if (HubNames(*config, true).known() == HubNames::Known::rules) {
-        note_module_names(
-            tensors, "config.json is from an older release; --names hub writes the hub's names",
-            notes);
-      }
-      return with_modules();
-    case HubNames::Known::same:
-      return with_modules();
-    case HubNames::Known::rules:
-      break;
-  }
-  const std::string stay = "names stay the module's, not those of the hub: ";
-  if (are_hubs(hub, tensors)) return with_modules();
-  if (const std::string* foreign = hub.foreign_name(tensors)) {
-    notes.push_back(stay + "'" + printable(*foreign) + "' is not a name of " + hub.model());
-    return with_modules();
-  }
-  try {
-    std::vector<std::string> said = notes;
-    std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, options, said, &hub);
-    notes = std::move(said);
-    if (are_other_names(checkpoint, chosen)) {
-      notes.push_back("names are the hub's, as save_pretrained of " + hub.model() +
-                      " writes them (transformers " + std::string(transformers_of_rules()) +
-                      "); --names module keeps the module's");
-    }
-    return chosen;
-  } catch (const UnsupportedError& error) {
-    std::vector<ChosenTensor> chosen = with_modules();
-    notes.push_back(stay + error.what());
-    return chosen;
-  }
-}
-
 }  // namespace
 
 std::vector<ChosenTensor> choose_named_tensors(const Checkpoint& checkpoint,
                                                const WeightsOptions& options,
                                                std::vector<std::string>& notes) {
-  switch (options.names) {
-    case TensorNames::hub:
-      return with_hub_names(checkpoint, options, notes);
-    case TensorNames::by_config:
-      return with_names_by_config(checkpoint, options, notes);
-    case TensorNames::module:
-      break;
+  TensorNames names = options.names;
+  if (names == TensorNames::hub && options.states) {
+    throw UsageError("--names hub and --states are both given")
+        .with_hint("optimizer states are the module's parameters'; run again for the weights");
   }
-  return choose_tensors(checkpoint, options, notes);
+  const bool has_rules = !options.key_map.empty() || !options.strip_prefix.empty();
+  if (names == TensorNames::by_config && (has_rules || options.states)) names = TensorNames::module;
+  if (names == TensorNames::module) return choose_tensors(checkpoint, options, notes);
+  const std::vector<ModelTensor> tensors = chosen_sources(checkpoint, options);
+  const auto renamed = output_names(names, checkpoint, options, tensors, notes);
+  return choose_tensors(checkpoint, options, notes, renamed ? &*renamed : nullptr);
 }
 
 std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          const WeightsOptions& options,
-                                         std::vector<std::string>& notes, const HubNames* hub) {
+                                         std::vector<std::string>& notes,
+                                         const std::vector<RenamedTensor>* hub) {
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
     throw UnsupportedError({.file = checkpoint.tag_folder().string()},
                            checkpoint.facts().from_weights()

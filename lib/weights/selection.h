@@ -22,12 +22,12 @@ struct ChosenTensor {
 };
 
 // The parameters that `options` choose, in the checkpoint's order, with their output names and
-// types. With `hub`, its to_hub() makes them, and then the rules of --key-map. Adds a note for each
-// rule of --key-map that fits none. Throws as plan_weights and as HubNames::to_hub.
+// types. With `hub`, they are these tensors, made of the chosen ones in their order; then the rules
+// of --key-map rename them. Adds a note for each rule that fits none. Throws as plan_weights.
 std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          const WeightsOptions& options,
                                          std::vector<std::string>& notes,
-                                         const HubNames* hub = nullptr);
+                                         const std::vector<RenamedTensor>* hub = nullptr);
 // The same with the names of WeightsOptions::names. A note says if these are not the module's, or
 // if they are and could be others.
 std::vector<ChosenTensor> choose_named_tensors(const Checkpoint& checkpoint,

@@ -85,7 +85,7 @@ class PartsFinder {
     parts_.has_methods = true;
     const std::string module = name_in_base(part->module);
     if (part->method == "modules_to_save") {
-      add_whole(module + "." + part->member, each);
+      add_whole(module + "." + part->member, {&each, true});
     } else if (part->method == "trainable_tokens_delta") {
       parts_.rows.emplace(module, &each);
     } else if (part->method.starts_with("lora_")) {
@@ -125,15 +125,15 @@ class PartsFinder {
       // A checkpoint with its own base has this tensor there already.
       if (own_base_ && !each.tensor.name.starts_with(kPeftPrefix)) return;
     }
-    add_whole(name_in_base(each.tensor.name), each);
+    add_whole(name_in_base(each.tensor.name), {&each, checkpoint_.facts().from_weights()});
   }
 
-  void add_whole(const std::string& name, const ChosenTensor& each) {
-    const auto [other, is_new] = parts_.whole.emplace(name, &each);
+  void add_whole(const std::string& name, WholeTensor whole) {
+    const auto [other, is_new] = parts_.whole.emplace(name, whole);
     if (is_new) return;
     // The trained copy of a module replaces the original one.
-    const bool is_copy = each.tensor.name.find(".modules_to_save.") != std::string::npos;
-    if (is_copy) other->second = &each;
+    const bool is_copy = whole.tensor->tensor.name.find(".modules_to_save.") != std::string::npos;
+    if (is_copy) other->second = whole;
   }
 
   const Checkpoint& checkpoint_;

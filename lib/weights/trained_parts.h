@@ -23,12 +23,18 @@ struct LoraTensors {
   bool is_embedding = false;
 };
 
+// A tensor that replaces the base's.
+struct WholeTensor {
+  const ChosenTensor* tensor;
+  bool of_adapter;  // else it was trained beside the adapter
+};
+
 // The adapter, and other trained tensors.
 struct TrainedParts {
-  std::string adapter;                               // its name; "" of a folder of its own
-  std::map<std::string, LoraTensors> layers;         // by the module's whole name
-  std::map<std::string, const ChosenTensor*> whole;  // by name in the base: they replace it
-  std::map<std::string, const ChosenTensor*> rows;   // by module in the base: some rows of it
+  std::string adapter;                              // its name; "" of a folder of its own
+  std::map<std::string, LoraTensors> layers;        // by the module's whole name
+  std::map<std::string, WholeTensor> whole;         // by name in the base
+  std::map<std::string, const ChosenTensor*> rows;  // by module in the base: some rows of it
   bool has_methods = false;
 };
 
