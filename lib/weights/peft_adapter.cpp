@@ -142,13 +142,47 @@ struct NamedTensors {
   std::map<std::string, std::set<std::string>> modules;  // outside adapters, by last part
 };
 
+// The trained rows of tied embeddings that peft saves. The engine has them under the name of each
+// module, peft's save_pretrained only those of the input embeddings
+// (TrainableTokensWrapper.adapter_state_dict).
+class SavedRows {
+ public:
+  explicit SavedRows(const NamedTensors& all) {
+    for (const ChosenTensor& each : all.tensors) {
+      if (!are_rows(each)) continue;
+      const ChosenTensor*& saved = saved_[owner_of(each)];
+      if (saved == nullptr || is_of_output(*saved)) saved = &each;
+    }
+  }
+
+  bool leave_out(const ChosenTensor& each) const {
+    return are_rows(each) && saved_.at(owner_of(each)) != &each;
+  }
+
+ private:
+  static bool are_rows(const ChosenTensor& each) {
+    return each.tensor.name.find(".trainable_tokens_delta.") != std::string::npos;
+  }
+  static bool is_of_output(const ChosenTensor& each) {
+    const std::string& name = each.tensor.name;
+    return name.find(".lm_head.") != name.npos || name.find(".embed_out.") != name.npos;
+  }
+  static std::string owner_of(const ChosenTensor& each) {
+    return each.param->alias_of.empty() ? each.param->name : each.param->alias_of;
+  }
+
+  std::map<std::string, const ChosenTensor*> saved_;  // by owner
+};
+
 Adapter find_adapter(const Checkpoint& checkpoint, const NamedTensors& all,
                      const std::string& adapter, std::set<std::string>& left_out) {
   Adapter found{.name = adapter, .folder = {}, .tensors = {}};
+  const SavedRows rows(all);
   for (size_t i = 0; i < all.tensors.size(); ++i) {
     const ChosenTensor& each = all.tensors[i];
     const std::optional<AdapterTensorName>& name = all.in_adapters[i];
     if (name && name->adapter != adapter) continue;
+    if (name && rows.leave_out(each)) continue;
     std::string saved = name ? name->saved : each.tensor.name;
     if (name) {
       if (name->saved.empty()) {

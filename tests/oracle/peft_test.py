@@ -109,6 +109,34 @@ class PeftTest(OracleTest):
         for name, value in load_file(case / "expected" / "adapter" / "adapter_model.safetensors").items():
             self.assertTrue(oracle.same_bits(written[name], value.bfloat16()), name)
 
+    def test_trained_rows_of_tied_embeddings_are_saved_once(self):
+        """The engine has them under the name of each module."""
+        import peft
+        import transformers
+        sizes = {"vocab_size": 67, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 12,
+                 "intermediate_size": 27}
+        for model, target, module in (
+                (transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=True)), "q_proj",
+                 "embed_tokens"),
+                (transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=67, n_embd=12, n_layer=1, n_head=2)),
+                 "c_attn", "wte"),
+                (transformers.T5ForConditionalGeneration(transformers.T5Config(
+                    vocab_size=67, d_model=12, d_kv=6, d_ff=24, num_layers=1, num_heads=2)), "q", "shared")):
+            with self.subTest(module), tempfile.TemporaryDirectory() as holder:
+                folder = pathlib.Path(holder)
+                wrapped = peft.get_peft_model(model, peft.LoraConfig(
+                    r=2, target_modules=[target], trainable_token_indices={module: [4, 9]}))
+                state = wrapped.state_dict()
+                self.assertGreater(sum("trainable_tokens_delta" in name for name in state), 1)
+                wrapped.save_pretrained(folder / "own")
+                own = load_file(folder / "own" / "adapter_model.safetensors")
+                self.assertEqual(sum("trainable_tokens_delta" in name for name in own), 1)
+                for order in (1,) if module == "shared" else (1, -1):
+                    torch.save(dict(list(state.items())[::order]), folder / "whole.bin")
+                    adapter = self.adapter(folder / "whole.bin", folder / f"adapter{order}", "--peft-config",
+                                           folder / "own" / "adapter_config.json", "--dtype", "keep")
+                    self.assert_same_tensors(load_file(adapter / "adapter_model.safetensors"), own)
+
     def test_combinations_that_make_no_sense_are_usage_errors(self):
         case, folder = self.one_case()
         for options in ([folder / "out", "--peft", folder / "adapter"], ["--peft", folder / "adapter", "--states"], [],
