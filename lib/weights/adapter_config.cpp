@@ -56,6 +56,11 @@ bool is_or_ends_with(const std::string& key, const std::string& target) {
   return key == target || key.ends_with("." + target);
 }
 
+// BaseTuner._check_tied_modules ties no module of another name (EMBEDDING_LAYER_NAMES).
+bool is_embedding_of_peft(const std::string& module) {
+  return is_or_ends_with(module, "embed_tokens") || is_or_ends_with(module, "lm_head");
+}
+
 }  // namespace
 
 std::optional<fs::path> find_adapter_config(const Checkpoint& checkpoint,
@@ -139,13 +144,20 @@ LoraSettings::LoraSettings(const json& config, std::string file, bool own_base)
   const json& alpha = member_of(config, "lora_alpha");
   if (!is_tokens && !alpha.is_number()) throw wrong("lora_alpha");
   if (alpha.is_number()) alpha_ = alpha.get<double>();
-  const json& parameters = member_of(config, "target_parameters");
-  if (parameters.is_array()) {
-    for (const json& target : parameters) {
-      if (!target.is_string()) throw wrong("target_parameters");
-      target_parameters_.push_back(target.get<std::string>());
+  const auto texts = [&](std::string_view name) {
+    std::vector<std::string> list;
+    const json& value = member_of(config, name);
+    if (!value.is_array()) return list;
+    for (const json& each : value) {
+      if (!each.is_string()) throw wrong(name);
+      list.push_back(each.get<std::string>());
     }
-  }
+    return list;
+  };
+  target_parameters_ = texts("target_parameters");
+  modules_to_save_ = texts("modules_to_save");
+  ensures_tying_ = ensures_tying_ && std::any_of(modules_to_save_.begin(), modules_to_save_.end(),
+                                                 is_embedding_of_peft);
   rank_pattern_ = member_of(config, "rank_pattern");
   alpha_pattern_ = member_of(config, "alpha_pattern");
   token_indices_ = member_of(config, is_tokens ? "token_indices" : "trainable_token_indices");

@@ -52,6 +52,11 @@ class LoraSettings {
 
   bool fan_in_fan_out() const { return fan_in_fan_out_; }
   std::optional<bool> use_dora() const { return use_dora_; }
+  // Ends of the names of modules that the adapter has trained copies of, if the model has them.
+  // peft adds some that many models lack ("score").
+  const std::vector<std::string>& modules_to_save() const { return modules_to_save_; }
+  // True if rows of embeddings were trained.
+  bool has_token_indices() const { return !token_indices_.is_null() && !token_indices_.empty(); }
   // True if trained copies of tied modules are tied, too.
   bool ensures_tying() const { return ensures_tying_; }
   // True if LoRA is on the parameter itself (target_parameters).
@@ -71,6 +76,7 @@ class LoraSettings {
   bool fan_in_fan_out_ = false;
   std::optional<bool> use_dora_ = {};  // nullopt: nothing says
   bool ensures_tying_ = false;
+  std::vector<std::string> modules_to_save_;
   std::vector<std::string> target_parameters_;
   nlohmann::json rank_pattern_;
   nlohmann::json alpha_pattern_;

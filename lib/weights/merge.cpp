@@ -1,8 +1,10 @@
 // Merges an adapter into its base, with the same weights as peft's merge_and_unload().
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -58,6 +60,36 @@ std::string architecture_of_base(const Checkpoint& checkpoint, const WeightsOpti
   return architecture == kAnyArchitecture ? std::string() : architecture;
 }
 
+// Returns whether the tensor belongs to a module whose name ends so, as in peft's _set_trainable.
+bool is_in_module(const std::string& tensor, const std::string& end) {
+  for (size_t dot = tensor.find('.'); dot != tensor.npos; dot = tensor.find('.', dot + 1)) {
+    if (std::string_view(tensor).substr(0, dot).ends_with(end)) return true;
+  }
+  return false;
+}
+
+// An adapter without tensors that its configuration lists is not the trained one. Where the user
+// chooses tensors, some may be left out.
+void refuse_missing_parts(const BaseTensors& base, const TrainedParts& parts,
+                          const LoraSettings& settings, const WeightsOptions& options) {
+  if (!options.include.empty() || !options.exclude.empty()) return;
+  for (const std::string& module : settings.modules_to_save()) {
+    const auto is_of_it = [&](const auto& each) { return is_in_module(each.first, module); };
+    if (std::any_of(parts.whole.begin(), parts.whole.end(), is_of_it)) continue;
+    const auto of_base =
+        std::find_if(base.tensors.begin(), base.tensors.end(),
+                     [&](const auto& tensor) { return is_in_module(tensor.name, module); });
+    if (of_base == base.tensors.end()) continue;
+    throw InconsistentError(
+        {.file = settings.file(), .member = "modules_to_save"},
+        "has \"" + printable(module) + "\", and there is no trained '" + of_base->name + "'");
+  }
+  if (settings.has_token_indices() && parts.rows.empty()) {
+    throw InconsistentError({.file = settings.file(), .member = "trainable_token_indices"},
+                            "has rows, and none were trained");
+  }
+}
+
 }  // namespace
 
 Job plan_merge(const Source& source, const WeightsOptions& weights, const MergeOptions& options) {
@@ -91,6 +123,7 @@ Job plan_merge(const Source& source, const WeightsOptions& weights, const MergeO
           ? base_of_checkpoint(checkpoint, chosen)
           : base_of_weights(*source->inputs, options.base,
                             {parts, settings, weights.names == TensorNames::module}, job.notes);
+  refuse_missing_parts(base, parts, settings, weights);
   const MergedTypes types(weights);
   const WeightsOptions with_config = with_config_of_base(weights, options);
   MergedModel model(base, architecture_of_base(checkpoint, with_config), parts, settings, types,
@@ -100,9 +133,10 @@ Job plan_merge(const Source& source, const WeightsOptions& weights, const MergeO
   // A base with the hub's names gets them back.
   const bool back = base.from_hub && weights.names == TensorNames::by_config;
   const TensorNames names = back ? TensorNames::hub : weights.names;
+  WeightsOptions for_output = names == TensorNames::hub ? with_config : weights;
+  for_output.strip_prefix = {};  // of the adapter's names
   std::vector<OutputTensor> tensors =
-      with_output_names(names, checkpoint, names == TensorNames::hub ? with_config : weights,
-                        model.outputs(), job.notes);
+      with_output_names(names, checkpoint, for_output, model.outputs(), job.notes);
   const std::optional<DType> written = type_of_most(tensors);
   WeightsSplit split = split_weights(*weights.format, std::move(tensors), weights.max_shard_size);
   PlanBuilder plan;

@@ -126,6 +126,23 @@ class MergeTest(CliTest):
         base, adapter = self.folders({"use_dora": True})
         self.refused(3, "use_dora: .*no lora_magnitude_vector", adapter, "--merge", base)
 
+    def test_an_adapter_without_what_its_configuration_lists_is_refused(self):
+        copy = {"model.norm.weight": torch_files.randn(301)}
+        for config, more, pattern in (
+                ({"modules_to_save": ["norm"]}, {},
+                 r"modules_to_save: has \"norm\", .*no trained 'model\.norm\.weight'"),
+                ({"trainable_token_indices": [1]}, {}, "trainable_token_indices: has rows, and none were trained"),
+                ({"trainable_token_indices": {"q": [1]}}, copy, "trainable_token_indices: has rows")):
+            base, adapter = self.folders(config, **more)
+            self.refused(3, pattern, adapter, "--merge", base)
+        # peft lists modules that only some models have.
+        for config, more in (({"modules_to_save": ["norm", "classifier", "score"]}, copy),
+                             ({"modules_to_save": ["classifier"], "trainable_token_indices": None}, {})):
+            base, adapter = self.folders(config, **more)
+            self.run_merge(base, adapter)
+        base, adapter = self.folders({"modules_to_save": ["norm"]}, **copy)
+        self.run_merge(base, adapter, "--exclude", "norm")
+
     def test_what_cannot_be_merged_is_refused_by_its_kind(self):
         for config, pattern in (({"peft_type": "VERA"}, "peft_type: .*VERA"), ({"use_qalora": True}, "use_qalora"),
                                 ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),

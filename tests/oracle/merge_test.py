@@ -386,6 +386,23 @@ class MergeTest(OracleTest):
                 with torch.no_grad():
                     torch.testing.assert_close(merged(input_ids=tokens).logits, live(input_ids=tokens).logits)
 
+    def test_weights_stay_tied_only_where_peft_ties_them(self):
+        """ensure_weight_tying is for modules of two names, and GPT-2 has others."""
+        def gpt2():
+            return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+                vocab_size=31, n_positions=32, n_embd=16, n_layer=1, n_head=2))
+
+        for make, module, target in ((functools.partial(llama, tie_word_embeddings=True), "embed_tokens", "q_proj"),
+                                     (gpt2, "wte", "c_attn")):
+            with self.subTest(module=module), tempfile.TemporaryDirectory() as folder:
+                self.folder = pathlib.Path(folder)
+                exact = self.save(make, peft.LoraConfig(r=3, target_modules=[target], modules_to_save=[module],
+                                                        ensure_weight_tying=True))
+                out = self.merge(self.folder / "adapter", self.folder / "base")
+                model = transformers.AutoModelForCausalLM.from_pretrained(out)
+                for name, value in exact.items():
+                    self.assertTrue(is_rounded(model.state_dict()[name], value), name)
+
     def test_a_trained_copy_of_embeddings_that_three_modules_share_is_refused(self):
         model = transformers.T5ForConditionalGeneration(transformers.T5Config(
             vocab_size=31, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
