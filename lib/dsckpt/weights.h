@@ -52,8 +52,9 @@ struct WeightsOptions {
   // A file of rules that rename the rest of the name, cut tensors and join them, with the states.
   // Its lines are "REGEX => REPLACEMENT" (apps/zero_to_fp32/README.md).
   std::filesystem::path key_map = {};
-  // `by_config` means module if rules rename, or the states are written. With the hub's names,
-  // rules rename those; all patterns are searched in the checkpoint's names.
+  // `by_config` means module if the states are written, if key_map is given, and if strip_prefix is
+  // not that of a wrapper around the model. With the hub's names, rules rename those, but a
+  // wrapper's prefix is taken off before. All patterns are searched in the checkpoint's names.
   TensorNames names = TensorNames::by_config;
   // Write the optimizer states of the parameters too, as optimizer_states/STATE.safetensors. The
   // source must be open with SourceOptions::optimizer_states.

@@ -4,14 +4,13 @@
 #include <utility>
 
 #include "base/keyed_hash.h"
+#include "base/patterns.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
 #include "weights/companions.h"
 
 namespace dsckpt {
 namespace {
-
-using Renamed = std::optional<std::vector<RenamedTensor>>;
 
 bool have_other_names(std::span<const ModelTensor> tensors,
                       const std::vector<RenamedTensor>& results) {
@@ -39,86 +38,167 @@ bool are_hubs(const HubNames& hub, std::span<const ModelTensor> tensors) {
   }
 }
 
-Renamed hub_names(const Checkpoint& checkpoint, const std::optional<std::string>& config,
-                  std::span<const ModelTensor> tensors) {
-  if (!config) {
-    throw UsageError("--names hub: there is no config.json beside the checkpoint")
-        .with_hint("--hf-config DIR names the folder of the model's");
-  }
-  const HubNames hub(*config, true);
-  if (hub.known() == HubNames::Known::no) {
-    throw UnsupportedError({.file = checkpoint.tag_folder().string()},
-                           "--names hub: " + hub.why_not())
-        .with_hint("--names module keeps the names that the module has");
-  }
-  if (hub.known() == HubNames::Known::same || are_hubs(hub, tensors)) return std::nullopt;
-  if (const std::string* foreign = hub.foreign_name(tensors)) {
-    throw UnsupportedError({.file = checkpoint.tag_folder().string(), .tensor = *foreign},
-                           "--names hub: is not a name of " + hub.model())
-        .with_hint("--names module keeps the names that the module has");
-  }
-  return hub.to_hub(tensors);
+std::vector<ModelTensor> stripped(std::span<const ModelTensor> tensors,
+                                  const std::vector<std::string>& prefixes) {
+  std::vector<ModelTensor> behind(tensors.begin(), tensors.end());
+  for (ModelTensor& tensor : behind) tensor.name = without_prefix(tensor.name, prefixes);
+  return behind;
 }
 
-Renamed names_by_config(const std::optional<std::string>& config,
-                        std::span<const ModelTensor> tensors, std::vector<std::string>& notes) {
-  if (!config) {
-    note_module_names(tensors,
-                      "no config.json shows their model; --hf-config DIR names the folder of one",
-                      notes);
-    return std::nullopt;
-  }
-  const HubNames hub(*config);
-  switch (hub.known()) {
-    case HubNames::Known::no:
-      note_module_names(tensors, hub.why_not(), notes);
-      return std::nullopt;
-    case HubNames::Known::older:
-      if (HubNames(*config, true).known() == HubNames::Known::rules) {
-        note_module_names(
-            tensors, "config.json is from an older release; --names hub writes the hub's names",
-            notes);
-      }
-      return std::nullopt;
-    case HubNames::Known::same:
-      return std::nullopt;
-    case HubNames::Known::rules:
-      break;
-  }
-  const std::string stay = "names stay the module's, not those of the hub: ";
-  if (are_hubs(hub, tensors)) return std::nullopt;
-  if (const std::string* foreign = hub.foreign_name(tensors)) {
-    notes.push_back(stay + "'" + printable(*foreign) + "' is not a name of " + hub.model());
-    return std::nullopt;
-  }
+// Returns whether these are names of the module that the hub has not.
+bool are_modules(const HubNames& hub, std::span<const ModelTensor> tensors) {
+  if (hub.foreign_name(tensors) != nullptr) return false;
   try {
-    std::vector<RenamedTensor> renamed = hub.to_hub(tensors);
-    if (have_other_names(tensors, renamed)) {
-      notes.push_back("names are the hub's, as save_pretrained of " + hub.model() +
-                      " writes them (transformers " + std::string(transformers_of_rules()) +
-                      "); --names module keeps the module's");
-    }
-    return renamed;
-  } catch (const UnsupportedError& error) {
-    notes.push_back(stay + error.what());
-    return std::nullopt;
+    return have_other_names(tensors, hub.to_hub(tensors));
+  } catch (const UnsupportedError&) {
+    return false;
   }
 }
+
+// Returns the prefix that a wrapper has put before all names of the module, as "model."; "" if
+// there is none. Rules may take such names for the hub's.
+std::string wrappers_prefix(const HubNames& hub, std::span<const ModelTensor> tensors) {
+  const std::string& first = tensors.front().name;
+  for (size_t dot = first.find('.'); dot != first.npos; dot = first.find('.', dot + 1)) {
+    const std::string prefix = first.substr(0, dot + 1);
+    const bool have_it = std::all_of(tensors.begin(), tensors.end(), [&](const ModelTensor& each) {
+      return each.name.size() > prefix.size() && each.name.starts_with(prefix);
+    });
+    if (!have_it) return {};
+    if (are_modules(hub, stripped(tensors, {prefix}))) return prefix;
+  }
+  return {};
+}
+
+// The decision on the names of some tensors.
+class NameChoice {
+ public:
+  NameChoice(const Checkpoint& checkpoint, const WeightsOptions& options,
+             std::span<const ModelTensor> tensors, std::vector<std::string>& notes)
+      : checkpoint_(checkpoint),
+        options_(options),
+        config_(config_text(checkpoint, options)),
+        tensors_(tensors),
+        notes_(notes) {}
+
+  std::optional<HubTensors> hubs() const {
+    if (!config_) {
+      throw UsageError("--names hub: there is no config.json beside the checkpoint")
+          .with_hint("--hf-config DIR names the folder of the model's");
+    }
+    const HubNames hub(*config_, true);
+    if (!hub.why_not().empty()) {
+      throw UnsupportedError({.file = checkpoint_.tag_folder().string()},
+                             "--names hub: " + hub.why_not())
+          .with_hint("--names module keeps the names that the module has");
+    }
+    if (hub.known() == HubNames::Known::same) return std::nullopt;
+    const std::string* foreign = hub.foreign_name(tensors_);
+    if (foreign == nullptr) {
+      if (are_hubs(hub, tensors_)) return std::nullopt;
+      return HubTensors{hub.to_hub(tensors_), false};
+    }
+    const std::vector<ModelTensor> behind = stripped(tensors_, options_.strip_prefix);
+    if (hub.foreign_name(behind) == nullptr) return HubTensors{hub.to_hub(behind), true};
+    const std::string prefix = wrappers_prefix(hub, tensors_);
+    if (prefix.empty() && are_hubs(hub, tensors_)) return std::nullopt;
+    throw UnsupportedError({.file = checkpoint_.tag_folder().string(), .tensor = *foreign},
+                           "--names hub: is not a name of " + hub.model())
+        .with_hint(prefix.empty()
+                       ? "--names module keeps the names that the module has"
+                       : "--strip-prefix " + shell_word(prefix) + " takes a wrapper's prefix off");
+  }
+
+  std::optional<HubTensors> by_config() const {
+    if (!config_)
+      return keep("no config.json shows their model; --hf-config DIR names the folder of one");
+    const HubNames hub(*config_);
+    switch (hub.known()) {
+      case HubNames::Known::unknown:
+        if (fused_experts(tensors_) == nullptr) {
+          notes_.push_back("names stay as they are: " + hub.why_not());
+        }
+        return keep(hub.why_not());
+      case HubNames::Known::no:
+        return keep(hub.why_not());
+      case HubNames::Known::older:
+        if (HubNames(*config_, true).known() != HubNames::Known::rules) return std::nullopt;
+        return keep(std::string(hub.release().empty()
+                                    ? "config.json names no release of transformers"
+                                    : "config.json is from an older release") +
+                    "; --names hub writes the hub's names");
+      case HubNames::Known::same:
+        return std::nullopt;
+      case HubNames::Known::rules:
+        break;
+    }
+    if (!options_.strip_prefix.empty()) return behind_prefix(hub);
+    if (const std::string* foreign = hub.foreign_name(tensors_)) {
+      const std::string prefix = wrappers_prefix(hub, tensors_);
+      if (prefix.empty() && are_hubs(hub, tensors_)) return std::nullopt;
+      return stay("'" + printable(*foreign) + "' is not a name of " + hub.model() +
+                  (prefix.empty() ? ""
+                                  : "; --strip-prefix " + shell_word(prefix) +
+                                        " takes a wrapper's prefix off"));
+    }
+    if (are_hubs(hub, tensors_)) return std::nullopt;
+    return translated(hub, tensors_, false);
+  }
+
+ private:
+  // The names stay: it matters where there are fused experts.
+  std::optional<HubTensors> keep(const std::string& why) const {
+    note_module_names(tensors_, why, notes_);
+    return std::nullopt;
+  }
+
+  std::optional<HubTensors> stay(const std::string& why) const {
+    notes_.push_back("names stay the module's, not those of the hub: " + why);
+    return std::nullopt;
+  }
+
+  std::optional<HubTensors> behind_prefix(const HubNames& hub) const {
+    if (hub.foreign_name(tensors_) == nullptr) return std::nullopt;
+    const std::vector<ModelTensor> behind = stripped(tensors_, options_.strip_prefix);
+    if (hub.foreign_name(behind) != nullptr || are_hubs(hub, behind)) return std::nullopt;
+    return translated(hub, behind, true);
+  }
+
+  std::optional<HubTensors> translated(const HubNames& hub, std::span<const ModelTensor> tensors,
+                                       bool is_stripped) const {
+    try {
+      HubTensors made{hub.to_hub(tensors), is_stripped};
+      if (have_other_names(tensors, made.tensors)) {
+        notes_.push_back("names are the hub's, as save_pretrained of " + hub.model() +
+                         " writes them (transformers " + std::string(transformers_of_rules()) +
+                         "); --names module keeps the module's");
+      }
+      return made;
+    } catch (const UnsupportedError& error) {
+      return stay(error.what());
+    }
+  }
+
+  const Checkpoint& checkpoint_;
+  const WeightsOptions& options_;
+  const std::optional<std::string> config_;
+  const std::span<const ModelTensor> tensors_;
+  std::vector<std::string>& notes_;
+};
 
 }  // namespace
 
-Renamed output_names(TensorNames names, const Checkpoint& checkpoint, const WeightsOptions& options,
-                     std::span<const ModelTensor> tensors, std::vector<std::string>& notes) {
-  switch (names) {
-    case TensorNames::hub:
-      return hub_names(checkpoint, config_text(checkpoint, options), tensors);
-    case TensorNames::by_config:
-      if (options.hf_config.empty() && !options.companions) return std::nullopt;
-      return names_by_config(config_text(checkpoint, options), tensors, notes);
-    case TensorNames::module:
-      break;
+std::optional<HubTensors> output_names(TensorNames names, const Checkpoint& checkpoint,
+                                       const WeightsOptions& options,
+                                       std::span<const ModelTensor> tensors,
+                                       std::vector<std::string>& notes) {
+  const bool has_config = !options.hf_config.empty() || options.companions;
+  if (names == TensorNames::module || (names == TensorNames::by_config && !has_config)) {
+    return std::nullopt;
   }
-  return std::nullopt;
+  if (tensors.empty()) return std::nullopt;
+  const NameChoice choice(checkpoint, options, tensors, notes);
+  return names == TensorNames::hub ? choice.hubs() : choice.by_config();
 }
 
 std::vector<OutputTensor> with_output_names(TensorNames names, const Checkpoint& checkpoint,
@@ -128,12 +208,12 @@ std::vector<OutputTensor> with_output_names(TensorNames names, const Checkpoint&
   std::vector<ModelTensor> modules;
   modules.reserve(tensors.size());
   for (const OutputTensor& tensor : tensors) modules.push_back({tensor.name, tensor.source});
-  Renamed renamed = output_names(names, checkpoint, options, modules, notes);
+  std::optional<HubTensors> renamed = output_names(names, checkpoint, options, modules, notes);
   if (!renamed) return tensors;
   std::vector<OutputTensor> made;
-  made.reserve(renamed->size());
+  made.reserve(renamed->tensors.size());
   KeyedMap<std::string, std::string> owners;
-  for (RenamedTensor& each : *renamed) {
+  for (RenamedTensor& each : renamed->tensors) {
     std::string key;
     for (const size_t i : each.inputs) {
       key += (tensors[i].alias_of.empty() ? tensors[i].name : tensors[i].alias_of) + '\0';

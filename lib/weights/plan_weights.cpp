@@ -105,6 +105,7 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   const bool all = options.include.empty() && options.exclude.empty() &&
                    !options.exclude_frozen_parameters && valueless.empty();
   report->set_kind(*options.format, all, false);
+  if (!options.key_map.empty()) report->set_renamed();
   report->add_missing(std::move(missing));
   report->add_facts(has_masters, std::move(valueless));
   if (source->options.allow_missing) report->add_salvage(checkpoint, incomplete);

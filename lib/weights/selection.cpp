@@ -162,8 +162,8 @@ std::vector<ChosenTensor> choose_named_tensors(const Checkpoint& checkpoint,
     throw UsageError("--names hub and --states are both given")
         .with_hint("optimizer states are the module's parameters'; run again for the weights");
   }
-  const bool has_rules = !options.key_map.empty() || !options.strip_prefix.empty();
-  if (names == TensorNames::by_config && (has_rules || options.states)) names = TensorNames::module;
+  const bool stay = !options.key_map.empty() || options.states;
+  if (names == TensorNames::by_config && stay) names = TensorNames::module;
   if (names == TensorNames::module) return choose_tensors(checkpoint, options, notes);
   const std::vector<ModelTensor> tensors = chosen_sources(checkpoint, options);
   const auto renamed = output_names(names, checkpoint, options, tensors, notes);
@@ -172,8 +172,7 @@ std::vector<ChosenTensor> choose_named_tensors(const Checkpoint& checkpoint,
 
 std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          const WeightsOptions& options,
-                                         std::vector<std::string>& notes,
-                                         const std::vector<RenamedTensor>* hub) {
+                                         std::vector<std::string>& notes, const HubTensors* hub) {
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
     throw UnsupportedError({.file = checkpoint.tag_folder().string()},
                            checkpoint.facts().from_weights()
@@ -208,8 +207,9 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
     }
   } else {
     refuse_incomplete_parts(rules, checkpoint, options);
-    const std::vector<Param> params = with_prefixes_stripped(
-        hub == nullptr ? copies_of(wanted) : hubs_params(*hub, wanted), options);
+    std::vector<Param> params =
+        hub == nullptr ? copies_of(wanted) : hubs_params(hub->tensors, wanted);
+    if (hub == nullptr || !hub->stripped) params = with_prefixes_stripped(params, options);
     for (RenamedParam& each : renamed_params(params, rules, "--strip-prefix or --key-map")) {
       const auto made = std::make_shared<const Param>(std::move(each.param));
       add(*made, made->name, selection.cast(*made, notes), owner_of(*made), made);

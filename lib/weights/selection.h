@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/names/hub_names.h"
 #include "dsckpt/weights.h"
+#include "weights/output_names.h"
 #include "weights/weights_format.h"
 
 namespace dsckpt {
@@ -27,7 +27,7 @@ struct ChosenTensor {
 std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          const WeightsOptions& options,
                                          std::vector<std::string>& notes,
-                                         const std::vector<RenamedTensor>* hub = nullptr);
+                                         const HubTensors* hub = nullptr);
 // The same with the names of WeightsOptions::names. A note says if these are not the module's, or
 // if they are and could be others.
 std::vector<ChosenTensor> choose_named_tensors(const Checkpoint& checkpoint,

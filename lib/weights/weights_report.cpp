@@ -164,7 +164,7 @@ std::string WeightsReport::next(const Job::Impl&, const fs::path& output) const 
   const std::string folder = python_text(output.string());
   if (is_adapter_) return "PeftModel.from_pretrained(model, " + folder + ")";
   if (!loads_ || salvage_) return "";
-  if (const auto architecture = architecture_of(output)) {
+  if (const auto architecture = architecture_of(output); architecture && !renamed_) {
     return *architecture + ".from_pretrained(" + folder + ")";
   }
   if (split_.files.size() > 1) return "accelerate.load_checkpoint_in_model(model, " + folder + ")";

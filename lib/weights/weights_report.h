@@ -31,6 +31,8 @@ class WeightsReport : public JobReport {
   // `loads`: the files hold a whole model. `is_adapter`: they hold an adapter. The last words of a
   // run depend on both.
   void set_kind(const WeightsFormat& format, bool loads, bool is_adapter);
+  // Rules of the user renamed the tensors, so their model is unknown.
+  void set_renamed() { renamed_ = true; }
   // Adds notes on files that transformers will miss.
   void add_missing(std::vector<std::string> notes);
 
@@ -53,6 +55,7 @@ class WeightsReport : public JobReport {
   const WeightsFormat* format_ = nullptr;
   bool loads_ = false;
   bool is_adapter_ = false;
+  bool renamed_ = false;
 };
 
 // Makes the job, whose plan is set, refuse output folders with other weights. The checkpoint's own

@@ -90,7 +90,9 @@ class HubNamesTest(CliTest):
             (config(), ["--names=module"], module(), ""),
             (config(release="4.57.1"), [], module(), "--names hub writes the hub's"),
             (config("Llama4ForConditionalGeneration", release="4.57.1"), ["--hf-config=none"], module(), ""),
-            (config("MyMoe"), [], module(), "transformers 5.24.0 has no MyMoe"),
+            (config(release=None), [], module(), "config.json names no release of transformers"),
+            (config(release=5), [], module(), "config.json names no release of transformers"),
+            (config("MyMoe"), [], module(), "no rules are known for the hub's names of MyMoe"),
             (config(auto_map={}), [], module(), "brings its own code"),
             (None, [], module(), "no config.json shows their model"),
             (config(), ["--key-map", rules], head, ""),
@@ -114,6 +116,48 @@ class HubNamesTest(CliTest):
         rules.write_text("^lm_head => head\n")
         found, _ = self.convert(self.folder(module(), config()), "--names=hub", "--key-map", rules)
         self.assert_tensors(found, {name.replace("lm_head", "head"): value for name, value in hub(module()).items()})
+
+    def test_a_class_without_rules_gets_a_note(self):
+        plain = {name: value for name, value in module().items() if "experts" not in name}
+        for model, notes in (("MyMoe", 1), ("LlamaForCausalLM", 0)):
+            found, said = self.convert(self.folder(plain, config(model)))
+            self.assert_tensors(found, plain)
+            note = "names stay as they are: no rules are known for the hub's names of MyMoe"
+            self.assertEqual(said.count(note), notes)
+
+    def test_names_behind_a_wrappers_prefix(self):
+        for prefix in ("model.", "module.net."):
+            wrapped = {prefix + name: value for name, value in module().items()}
+            folder, strip = self.folder(wrapped, config()), f"--strip-prefix={prefix}"
+            hint = f"--strip-prefix {prefix} takes a wrapper's prefix off"
+            found, said = self.convert(folder)
+            self.assert_tensors(found, wrapped)
+            self.assertIn("names stay the module's, not those of the hub", said)
+            self.assertIn(hint, said)
+            _, said = self.convert(folder, "--names=hub", code=3)
+            self.assertIn(hint, said)
+            found, said = self.convert(folder, strip)
+            self.assert_tensors(found, hub(module()))
+            self.assertIn("names are the hub's", said)
+            self.assert_tensors(self.convert(folder, strip, "--names=hub")[0], hub(module()))
+            self.assert_tensors(self.convert(folder, strip, "--names=module")[0], module())
+            rules = self.new_path("rules")
+            rules.write_text("^lm_head => head\n")
+            self.assert_tensors(self.convert(folder, strip, "--names=hub", "--key-map", rules)[0],
+                                {name.replace("lm_head", "head"): value for name, value in hub(module()).items()})
+        # A prefix of the model's own names is taken off the hub's.
+        found, said = self.convert(self.folder(module(), config()), "--strip-prefix=model.", "--names=hub")
+        self.assert_tensors(found, {name.removeprefix("model."): value for name, value in hub(module()).items()})
+        found, said = self.convert(self.folder(module(), config()), "--strip-prefix=model.")
+        self.assert_tensors(found, {name.removeprefix("model."): value for name, value in module().items()})
+
+    def test_next_names_no_class_for_names_of_rules(self):
+        rules = self.new_path("rules")
+        rules.write_text("^model\\. => backbone.\n")
+        for options, line in (((), "Qwen3MoeForCausalLM.from_pretrained"),
+                              (("--key-map", rules), "next: safetensors.torch.load_model(model, ")):
+            _, said = self.convert(self.folder(module(), config()), *options)
+            self.assertIn(line, said)
 
     def test_patterns_are_for_the_modules_names(self):
         found, _ = self.convert(self.folder(module(), config()), "--include=experts.gate_up", "--dtype=bf16",
@@ -141,7 +185,7 @@ class HubNamesTest(CliTest):
     def test_what_cannot_be_asked_for(self):
         for settings, options, code, why in (
             (None, ["--names=hub"], 2, "there is no config.json beside the checkpoint"),
-            (config("MyMoe"), ["--names=hub"], 3, "has no MyMoe"),
+            (config("MyMoe"), ["--names=hub"], 3, "no rules are known for the hub's names of MyMoe"),
             (config(), ["--names=hub", "--states"], 2, "--names hub and --states are both given"),
             (config(), ["--names=other"], 2, "hub"),
         ):

@@ -76,6 +76,23 @@ class HubNamesTest(unittest.TestCase):
                 tiny_models.fill(model, 1)
                 self.assertTrue(self.check(model))
 
+    def test_a_model_in_a_wrapper(self):
+        """Names with another "model." in front, as Lightning has them. No rule is for them."""
+        model = tiny_models.make("Qwen2VLForConditionalGeneration")
+        with tempfile.TemporaryDirectory() as folder:
+            hub, module = tiny_models.save(model, folder)
+            torch.save({f"model.{name}": value for name, value in model.state_dict().items()},
+                       module / "pytorch_model.bin")
+            for options in (["--strip-prefix=model."], ["--strip-prefix=model.", "--names=hub"]):
+                out = pathlib.Path(folder, f"out {len(options)}")
+                done = tools.run_tool("zero-to-fp32", module, out, "--safe-serialization", "--dtype=keep", *options)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(
+                    tiny_models.differences(tiny_models.tensors_in(hub), tiny_models.with_aliases(out)), [])
+            done = tools.run_tool("zero-to-fp32", module, pathlib.Path(folder, "refused"), "--names=hub")
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("--strip-prefix model. takes a wrapper's prefix off", done.stderr)
+
     def test_deepspeeds_functions_have_the_modules_names(self):
         from dsckpt import deepspeed
         case = pathlib.Path(os.environ["DSCKPT_TESTDATA"], "hub_names", "trainer_qwen3moe_z3")

@@ -133,6 +133,30 @@ class MergeNamesTest(OracleTest):
         out = self.merge(base="module")
         self.assert_rounded(tiny_models.tensors_in(out), tiny_models.tensors_in(self.folder / "expected"))
 
+    def test_the_base_of_a_run_gets_the_names_of_the_hub(self):
+        """A checkpoint of stage 0 with all parameters of the PeftModel."""
+        settings = {"target_modules": ["q_proj"], "target_parameters": EXPERTS}
+        model_class = self.make("Qwen3MoeForCausalLM", settings)
+        self.peft_merges(model_class)
+        model = peft.PeftModel.from_pretrained(model_class.from_pretrained(self.folder / "base"),
+                                               self.folder / "adapter", is_trainable=True)
+        shapes = {True: {}, False: {}}
+        for name, value in model.named_parameters():
+            shapes[value.requires_grad][name] = value.shape
+        step = self.folder / "run" / "global_step1"
+        step.mkdir(parents=True)
+        torch.save({"module": model.state_dict(), "buffer_names": [], "optimizer": None,
+                    "param_shapes": [shapes[True]], "frozen_param_shapes": shapes[False], "shared_params": {},
+                    "frozen_param_fragments": {name: model.get_parameter(name).detach() for name in shapes[False]},
+                    "lr_scheduler": None, "sparse_tensor_module_names": [], "skipped_steps": 0, "global_steps": 1,
+                    "global_samples": 2, "dp_world_size": 1, "mp_world_size": 1, "ds_version": "0.19.8",
+                    "ds_config": {"zero_optimization": {"stage": 0}}}, step / "mp_rank_00_model_states.pt")
+        shutil.copy(self.folder / "base" / "config.json", step.parent)
+        shutil.copy(self.folder / "adapter" / "adapter_config.json", step.parent)
+        out = self.folder / "own"
+        self.run_well("zero-to-fp32", out, step.parent, out, "--merge", "checkpoint", "--safe-serialization")
+        self.assert_rounded(tiny_models.tensors_in(out), tiny_models.tensors_in(self.folder / "expected"))
+
     def test_the_base_needs_its_configuration_if_its_names_are_the_hubs(self):
         self.make("LlavaForConditionalGeneration", {"target_modules": ATTENTION})
         (self.folder / "base" / "config.json").unlink()

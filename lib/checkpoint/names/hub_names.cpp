@@ -248,6 +248,7 @@ struct HubNames::Impl {
   std::string_view file;  // rules.jsonl
   Known known = Known::no;
   std::string model;
+  std::string release;
   std::string why_not;
   Json config;
   std::vector<std::string> tops;
@@ -282,9 +283,8 @@ struct HubNames::Impl {
 
 namespace {
 
-// The release in config.json is below 5, or there is none.
-bool is_older(const Json& config) {
-  const std::string release = text_at(config, "transformers_version");
+// The release is below 5, or unknown.
+bool is_older(const std::string& release) {
   int major = 0;
   const auto [end, failed] =
       std::from_chars(release.data(), release.data() + release.size(), major);
@@ -310,7 +310,8 @@ void HubNames::Impl::read(std::string_view text, bool any_release) {
     why_not = "config.json names no class of model (architectures)";
     return;
   }
-  if (!any_release && is_older(config)) {
+  release = text_at(config, "transformers_version");
+  if (!any_release && is_older(release)) {
     known = Known::older;
     return;
   }
@@ -324,7 +325,8 @@ void HubNames::Impl::read(std::string_view text, bool any_release) {
   } else if (row.is_null()) {
     known = Known::same;
   } else {
-    why_not = "transformers " + release_in(file) + " has no " + printable(model);
+    why_not = "no rules are known for the hub's names of " + printable(model);
+    known = Known::unknown;
   }
 }
 
@@ -353,9 +355,8 @@ std::vector<std::pair<std::optional<std::string>, std::string>> HubNames::Impl::
     });
     const Json bare = row_of(file, "base", type);
     if (!bare.is_string()) {
-      throw UnsupportedError({}, "transformers " + release_in(file) +
-                                     " has no model of the type '" + printable(type) + "' (" + key +
-                                     ")");
+      throw UnsupportedError({}, "no rules are known for the hub's names of the type '" +
+                                     printable(type) + "' (" + key + ")");
     }
     const Json other = row_of(file, "model", bare.get<std::string>());
     if (!other.is_object()) continue;  // its names are the same
@@ -590,6 +591,9 @@ HubNames::Known HubNames::known() const {
 }
 const std::string& HubNames::model() const {
   return impl_->model;
+}
+const std::string& HubNames::release() const {
+  return impl_->release;
 }
 const std::string& HubNames::why_not() const {
   return impl_->why_not;

@@ -42,9 +42,10 @@ struct RenamedTensor {
 class HubNames {
  public:
   enum class Known {
-    no,     // the configuration, or its class of model, is not one that there are rules of
-    older,  // transformers below 5 saved it, whose modules have the hub's names
-    same,   // names and tensors are the same on both sides
+    no,       // the configuration is not one of a model of transformers
+    unknown,  // there are no rules of its class of model
+    older,    // transformers below 5 saved it, whose modules have the hub's names, or no release
+    same,     // names and tensors are the same on both sides
     rules,
   };
 
@@ -60,7 +61,9 @@ class HubNames {
   Known known() const;
   // The class of model, "Qwen3MoeForCausalLM"; "" if the configuration names none.
   const std::string& model() const;
-  // For messages, where known() is no: "config.json names no class of model".
+  // The release of transformers that saved the configuration; "" if it names none.
+  const std::string& release() const;
+  // The reason for Known::no and Known::unknown: "config.json names no class of model". Else "".
   const std::string& why_not() const;
 
   // The first name that does not begin as the module's do. It belongs to something else, or to a
