@@ -203,6 +203,18 @@ double LoraSettings::scaling(const std::string& key, int64_t rank) const {
   return use_rslora_ ? alpha / std::sqrt(wide) : alpha / wide;
 }
 
+bool is_in_module(const std::string& tensor, const std::string& end) {
+  for (size_t dot = tensor.find('.'); dot != tensor.npos; dot = tensor.find('.', dot + 1)) {
+    if (std::string_view(tensor).substr(0, dot).ends_with(end)) return true;
+  }
+  return false;
+}
+
+bool LoraSettings::saves_module_of(const std::string& tensor) const {
+  return std::any_of(modules_to_save_.begin(), modules_to_save_.end(),
+                     [&](const std::string& end) { return is_in_module(tensor, end); });
+}
+
 bool LoraSettings::targets_parameter(const std::string& key) const {
   return std::any_of(target_parameters_.begin(), target_parameters_.end(),
                      [&](const std::string& target) { return is_or_ends_with(key, target); });

@@ -31,6 +31,9 @@ std::optional<std::filesystem::path> adapter_config(const Checkpoint& checkpoint
 // Throws IoError, and CorruptError for a file that is not an adapter configuration.
 nlohmann::json read_adapter_config(const std::filesystem::path& path);
 
+// True if the tensor is in a module whose name ends so, as in peft's _set_trainable.
+bool is_in_module(const std::string& tensor, const std::string& end);
+
 // The LoRA settings (peft.LoraConfig) that decide the result of merge_and_unload(). Keys are names
 // of modules, or of parameters, without base_model.model.
 class LoraSettings {
@@ -55,6 +58,8 @@ class LoraSettings {
   // Ends of the names of modules that the adapter has trained copies of, if the model has them.
   // peft adds some that many models lack ("score").
   const std::vector<std::string>& modules_to_save() const { return modules_to_save_; }
+  // True if they are those of a module that this tensor is in.
+  bool saves_module_of(const std::string& tensor) const;
   // True if rows of embeddings were trained.
   bool has_token_indices() const { return !token_indices_.is_null() && !token_indices_.empty(); }
   // True if trained copies of tied modules are tied, too.
@@ -63,6 +68,7 @@ class LoraSettings {
   bool targets_parameter(const std::string& key) const;
   // The rows of a module's weight that the adapter replaces, in its order; empty if there are none.
   std::vector<int64_t> token_indices(const std::string& module) const;
+  // "" without a configuration.
   const std::string& file() const { return file_; }
 
  private:

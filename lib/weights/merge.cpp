@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -58,14 +57,6 @@ std::string architecture_of_base(const Checkpoint& checkpoint, const WeightsOpti
   const std::optional<std::string> config = config_text(checkpoint, weights);
   const std::string architecture = config ? architecture_in_config(*config) : std::string();
   return architecture == kAnyArchitecture ? std::string() : architecture;
-}
-
-// Returns whether the tensor belongs to a module whose name ends so, as in peft's _set_trainable.
-bool is_in_module(const std::string& tensor, const std::string& end) {
-  for (size_t dot = tensor.find('.'); dot != tensor.npos; dot = tensor.find('.', dot + 1)) {
-    if (std::string_view(tensor).substr(0, dot).ends_with(end)) return true;
-  }
-  return false;
 }
 
 // An adapter without tensors that its configuration lists is not the trained one. Where the user

@@ -1,8 +1,10 @@
 #include "weights/merge_base.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "checkpoint/other_values.h"
@@ -11,6 +13,19 @@
 
 namespace dsckpt {
 namespace fs = std::filesystem;
+
+bool is_embedding(const std::string& name) {
+  constexpr std::array<std::string_view, 7> kEmbeddings{
+      "lm_head.weight",  "embed_out.weight",       "embed_tokens.weight",  "wte.weight",
+      "embed_in.weight", "word_embeddings.weight", "tok_embeddings.weight"};
+  return std::any_of(kEmbeddings.begin(), kEmbeddings.end(), [&](std::string_view each) {
+    return name == each || name.ends_with("." + std::string(each));
+  });
+}
+
+bool is_output_embedding(const std::string& name) {
+  return name.ends_with("lm_head.weight") || name.ends_with("embed_out.weight");
+}
 
 void BaseTensors::add(Tensor tensor) {
   if (!index.emplace(tensor.name, tensors.size()).second) {
@@ -24,8 +39,16 @@ const BaseTensors::Tensor* BaseTensors::find(const std::string& name) const {
   return found == index.end() ? nullptr : &tensors[found->second];
 }
 
-InconsistentError BaseTensors::lacks(const std::string& name) const {
-  return InconsistentError({.file = display}, "has no tensor '" + name + "'")
+void BaseTensors::refuse(const std::string& name) const {
+  const auto input = std::find_if(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
+    return is_embedding(tensor.name) || tensor.name.ends_with("shared.weight");
+  });
+  if (is_output_embedding(name) && input != tensors.end()) {
+    throw UnsupportedError({.file = display}, "ties '" + name + "' to '" + input->name +
+                                                  "': merged, both would change")
+        .with_hint("an untied base takes it");
+  }
+  throw InconsistentError({.file = display}, "has no tensor '" + name + "'")
       .with_hint(
           "the base has to be the model that was trained, with its config.json if its names are "
           "the hub's; --key-map renames the adapter's tensors");
@@ -43,7 +66,7 @@ const BaseTensors::Tensor& BaseTensors::at(const std::string& name) const {
     throw UnsupportedError({.file = display, .tensor = module + ".in_proj_weight"},
                            "belongs to a MultiheadAttention, whose adapters are not merged");
   }
-  throw lacks(name);
+  refuse(name);
 }
 
 BaseTensors base_of_checkpoint(const Checkpoint& checkpoint,

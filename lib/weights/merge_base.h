@@ -18,6 +18,10 @@
 
 namespace dsckpt {
 
+// Names of input and output embeddings in the models of transformers.
+bool is_embedding(const std::string& name);
+bool is_output_embedding(const std::string& name);
+
 // The base's tensors, in the base's order, as the module has them.
 struct BaseTensors {
   struct Tensor {
@@ -35,10 +39,12 @@ struct BaseTensors {
   void add(Tensor tensor);
   // nullptr if there is none.
   const Tensor* find(const std::string& name) const;
-  // Throws InconsistentError if there is none; UnsupportedError if the module is of a kind that
+  // Throws as refuse() if there is none, and UnsupportedError if the module is of a kind that
   // adapters are not merged into.
   const Tensor& at(const std::string& name) const;
-  InconsistentError lacks(const std::string& name) const;
+  // Throws InconsistentError for a tensor that is not there. Throws UnsupportedError for output
+  // embeddings that are tied to the input embeddings, under whose name alone they are stored.
+  [[noreturn]] void refuse(const std::string& name) const;
 };
 
 // The untrained parameters among `chosen`, which are of `checkpoint`. Throws InconsistentError if

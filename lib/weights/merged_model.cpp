@@ -14,18 +14,15 @@
 namespace dsckpt {
 namespace {
 
-// Names of input and output embeddings in the models of transformers.
-bool is_embedding(const std::string& name) {
-  constexpr std::array<std::string_view, 7> kEmbeddings{
-      "lm_head.weight",  "embed_out.weight",       "embed_tokens.weight",  "wte.weight",
-      "embed_in.weight", "word_embeddings.weight", "tok_embeddings.weight"};
-  return std::any_of(kEmbeddings.begin(), kEmbeddings.end(), [&](std::string_view each) {
-    return name == each || name.ends_with("." + std::string(each));
-  });
-}
-
-bool is_output_embedding(const std::string& name) {
-  return name.ends_with("lm_head.weight") || name.ends_with("embed_out.weight");
+// Returns whether the tensor is of a copy that peft made of a module. An adapter also has original
+// embeddings: grown ones, and those with LoRA on them.
+bool is_copy_of_module(const std::string& name, const WholeTensor& whole,
+                       const LoraSettings& settings) {
+  const std::string& stored = whole.tensor->tensor.name;
+  if (stored.find(".base_layer.") != stored.npos) return false;
+  if (stored.find(".modules_to_save.") != stored.npos) return true;
+  if (!whole.of_adapter) return false;
+  return settings.file().empty() || settings.saves_module_of(name);
 }
 
 }  // namespace
@@ -48,32 +45,32 @@ MergedModel::MergedModel(const BaseTensors& base, std::string architecture,
 }
 
 // Only a tensor that the adapter does not hold may be left out.
-InconsistentError MergedModel::no_place_for(const std::string& name,
-                                            const WholeTensor& whole) const {
-  if (whole.of_adapter) return base_.lacks(name);
-  return InconsistentError(
-             {.tensor = whole.tensor->tensor.name},
-             "was trained, but is neither in the adapter nor in the base, " + base_.display)
+void MergedModel::refuse_place(const std::string& name, const WholeTensor& whole) const {
+  if (whole.of_adapter) base_.refuse(name);
+  throw InconsistentError(
+      {.tensor = whole.tensor->tensor.name},
+      "was trained, but is neither in the adapter nor in the base, " + base_.display)
       .with_hint("--exclude leaves it out");
 }
 
 void MergedModel::replace(const std::string& name, const WholeTensor& whole) {
   const ChosenTensor& trained = *whole.tensor;
+  const bool is_copy = is_copy_of_module(name, whole, settings_);
   const Tensor* tensor = base_.find(name);
   if (tensor == nullptr) {
     // Another name of a tensor that replaces its owner.
     if (base_.find(name_in_base(trained.param->alias_of)) != nullptr) return;
     if (is_tied_in_config(name, trained)) {
-      // A trained copy of the embeddings, unless the adapter keeps both tied.
-      if (settings_.ensures_tying()) return;
+      // A trained copy of the embeddings, unless both stay tied.
+      if (!is_copy || settings_.ensures_tying()) return;
       changes_.untied = true;
       added_.emplace_back(name, &trained);
       return;
     }
-    throw no_place_for(name, whole);
+    refuse_place(name, whole);
   }
   const bool is_shared = name == "shared.weight" || name.ends_with(".shared.weight");
-  if (is_shared && !aliases_.contains(name) && !settings_.ensures_tying()) {
+  if (is_shared && is_copy && !aliases_.contains(name) && !settings_.ensures_tying()) {
     throw UnsupportedError({.tensor = trained.tensor.name},
                            "is a trained copy of embeddings that encoder, decoder and head share, "
                            "and the base has them once")
@@ -90,7 +87,8 @@ void MergedModel::replace(const std::string& name, const WholeTensor& whole) {
                             "has shape " + to_text(shape) + ", in the base " + to_text(wanted));
   }
   replaced_.emplace(name, &trained);
-  if (is_embedding(name) && !is_output_embedding(name)) replaced_input_ = tensor;
+  if (is_copy) copies_.insert(name);
+  if (is_copy && is_embedding(name) && !is_output_embedding(name)) replaced_input_ = tensor;
 }
 
 // Adds the output embeddings that only the base's configuration ties to input embeddings of which
@@ -158,7 +156,7 @@ void MergedModel::change(const Tensor& tensor, TensorSource merged) {
 std::string MergedModel::owner_of(const Tensor& tensor) const {
   const std::string& owner = tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
   if (settings_.ensures_tying()) return owner;
-  if (replaced_.contains(tensor.name)) {
+  if (copies_.contains(tensor.name)) {
     const Param& trained = *replaced_.at(tensor.name)->param;
     return "trained " + (trained.alias_of.empty() ? trained.name : trained.alias_of);
   }
@@ -217,7 +215,8 @@ TensorSource MergedModel::value_of(const Tensor& tensor, const std::string& owne
     return merged->second.to(types_.of(tensor));
   }
   // A tensor that was tied to one of which a copy was trained keeps the original.
-  const bool takes_trained = of == &tensor || settings_.ensures_tying();
+  const bool takes_trained =
+      of == &tensor || settings_.ensures_tying() || !copies_.contains(of->name);
   const auto found = replaced_.find(of->name);
   if (takes_trained && found != replaced_.end()) {
     param = *found->second->param;

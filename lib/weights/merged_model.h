@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,7 +41,7 @@ class MergedModel {
 
  private:
   void replace(const std::string& name, const WholeTensor& whole);
-  InconsistentError no_place_for(const std::string& name, const WholeTensor& whole) const;
+  [[noreturn]] void refuse_place(const std::string& name, const WholeTensor& whole) const;
   bool is_tied_in_config(const std::string& name, const ChosenTensor& trained) const;
   void add_original(std::vector<OutputTensor>& outputs);
   std::string owner_of(const Tensor& tensor) const;
@@ -52,9 +53,10 @@ class MergedModel {
   const LoraSettings& settings_;
   const MergedTypes& types_;
   std::vector<std::string>& notes_;
-  std::map<std::string, std::vector<const Tensor*>> aliases_;       // by the name of their owner
-  std::map<std::string, const ChosenTensor*> replaced_;             // by name in the base
-  std::map<std::string, TensorSource> merged_;                      // by name in the base
+  std::map<std::string, std::vector<const Tensor*>> aliases_;  // by the name of their owner
+  std::map<std::string, const ChosenTensor*> replaced_;        // by name in the base
+  std::set<std::string> copies_;                // those of `replaced_` that are copies of modules
+  std::map<std::string, TensorSource> merged_;  // by name in the base
   std::vector<std::pair<std::string, const ChosenTensor*>> added_;  // tensors that the base lacks
   const Tensor* replaced_input_ = nullptr;                          // input embeddings
   ModelChanges changes_;

@@ -412,6 +412,45 @@ class MergeTest(OracleTest):
         self.assert_refused(3, "encoder, decoder and head share", self.folder / "adapter", self.folder / "out",
                             "--merge", self.folder / "base")
 
+    def test_original_embeddings_in_an_adapter_untie_nothing(self):
+        """peft saves them where LoRA is on them, and where they have grown."""
+        tied = functools.partial(llama, tie_word_embeddings=True)
+        exact = self.save(tied, peft.LoraConfig(r=3, target_modules=["q_proj", "embed_tokens"]))
+        adapter = load_file(self.folder / "adapter" / "adapter_model.safetensors")
+        self.assertIn("base_model.model.model.embed_tokens.base_layer.weight", adapter)
+        out = self.merge(self.folder / "adapter", self.folder / "base")
+        del exact["lm_head.weight"]
+        self.assert_merged(load_file(out / "model.safetensors"), exact)
+        self.assertTrue(json.loads((out / "config.json").read_text())["tie_word_embeddings"])
+        # A base with both names.
+        shutil.rmtree(self.folder / "base")
+        (self.folder / "base").mkdir()
+        torch.save(tied().state_dict(), self.folder / "base" / "pytorch_model.bin")
+        tied().config.save_pretrained(self.folder / "base")
+        out = self.merge(self.folder / "adapter", self.folder / "base", output=self.folder / "both")
+        model = transformers.LlamaForCausalLM.from_pretrained(out)
+        self.assertTrue(is_rounded(model.lm_head.weight, exact["model.embed_tokens.weight"]))
+        self.assertTrue(is_rounded(model.model.embed_tokens.weight, exact["model.embed_tokens.weight"]))
+        # Grown.
+        shutil.rmtree(self.folder / "adapter")
+        model = tied()
+        model.resize_token_embeddings(71)
+        wrapped = trained(model, peft.LoraConfig(r=3, target_modules=["q_proj"]))
+        wrapped.save_pretrained(self.folder / "adapter", save_embedding_layers=True)
+        out = self.merge(self.folder / "adapter", self.folder / "base", output=self.folder / "grown")
+        merged = transformers.LlamaForCausalLM.from_pretrained(out).eval()
+        self.assertIs(merged.lm_head.weight, merged.model.embed_tokens.weight)
+        tokens = torch.tensor([[3, 70, 69, 5]])
+        with torch.no_grad():
+            torch.testing.assert_close(merged(tokens).logits, wrapped.eval()(tokens).logits)
+
+    def test_lora_on_tied_output_embeddings_is_refused_for_what_it_is(self):
+        self.save(functools.partial(llama, tie_word_embeddings=True),
+                  peft.LoraConfig(r=3, target_modules=["q_proj", "lm_head"]))
+        said = self.assert_refused(3, "ties 'lm_head.weight' to 'model.embed_tokens.weight': merged, both would change",
+                                   self.folder / "adapter", self.folder / "out", "--merge", self.folder / "base")
+        self.assertIn("hint: an untied base takes it", said)
+
     def test_embeddings_that_have_grown(self):
         self.save(llama, peft.LoraConfig(r=3, target_modules=["q_proj"]))
         model = llama()
