@@ -36,10 +36,13 @@ std::shared_ptr<FactorCache::Slot> FactorCache::slot_of(uint32_t index) {
 void FactorCache::keep(uint32_t index, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   uint64_t kept = 0;
+  size_t loaded = 0;
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     if (entry->slot->index == index) entry->bytes = bytes;
     kept += entry->bytes;
-    const bool goes = kept > kMostBytes && entry->bytes > 0 && entry->slot->index != index;
+    loaded += entry->bytes > 0 ? 1 : 0;
+    const bool goes =
+        kept > kMostBytes && loaded > kLeast && entry->bytes > 0 && entry->slot->index != index;
     entry = goes ? entries_.erase(entry) : std::next(entry);
   }
 }

@@ -1,6 +1,7 @@
 // FactorCache: keeps the factors of low-rank updates in memory while their elements are computed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -22,10 +23,13 @@ struct Factors {
 };
 
 // For one plan, shared by all readers of its items. Items come in the order of the plan, so few
-// updates are in use at once. The newest unused factors stay, up to kMostBytes in all. Any thread.
+// updates are in use at once. The newest unused factors stay, up to kMostBytes in all, and two
+// whatever their size. Items of two may alternate: experts one by one, of two tensors of all. Any
+// thread.
 class FactorCache {
  public:
   static constexpr uint64_t kMostBytes = 16 << 20;
+  static constexpr size_t kLeast = 2;
 
   // The factors of the update `index`; `load` makes them if they are not cached. Other threads that
   // need them wait. Throws the errors of `load`.

@@ -367,7 +367,8 @@ bool PlanBuilder::continues(const CopyItem& item, const SourceRun& run) const {
   if (run.combine == Combine::same && plan_.texts_[item.what] != *run.what) return false;
   if (run.combine == Combine::weighted && !has_terms(item, run)) return false;
   if (run.combine == Combine::low_rank) {
-    return update_ == run.update &&
+    const auto known = updates_.find(run.update);
+    return known != updates_.end() && known->second == item.what &&
            item.source.offset + item.source.row_bytes / size_of(DType::float64) ==
                run.source.offset;
   }
@@ -446,7 +447,9 @@ ItemRange PlanBuilder::add_update_items(const TensorSource& source) {
 }
 
 uint32_t PlanBuilder::index_of_update(const std::shared_ptr<const LowRankUpdate>& update) {
-  if (update_ == update) return static_cast<uint32_t>(plan_.updates_.size() - 1);
+  const auto [known, is_new] =
+      updates_.emplace(update, static_cast<uint32_t>(plan_.updates_.size()));
+  if (!is_new) return known->second;
   const auto factor_of = [&](const FactorView& view) {
     return PlannedUpdate::Factor{add_update_items(view.values), view.batch_stride, view.row_stride,
                                  view.column_stride};
@@ -464,8 +467,7 @@ uint32_t PlanBuilder::index_of_update(const std::shared_ptr<const LowRankUpdate>
   if (update->left) planned.left = factor_of(*update->left);
   if (update->magnitude) planned.magnitude = add_update_items(*update->magnitude);
   plan_.updates_.push_back(planned);
-  update_ = update;
-  return static_cast<uint32_t>(plan_.updates_.size() - 1);
+  return known->second;
 }
 
 void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
@@ -539,7 +541,7 @@ CopyPlan PlanBuilder::finish() {
     std::stable_sort(plan_.items_.begin(), plan_.items_.end(), before);
   }
   texts_.clear();
-  update_ = nullptr;
+  updates_.clear();
   pieces_ = PieceCount(kMostPieces);
   return std::exchange(plan_, {});
 }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -261,8 +262,8 @@ class PlanBuilder {
   ItemRange add_update_items(const TensorSource& source);
 
   CopyPlan plan_;
-  std::shared_ptr<const LowRankUpdate> update_;  // the newest of plan_.updates_
-  KeyedMap<std::string, uint32_t> texts_;        // of plan_.texts_, to their indices
+  std::map<std::shared_ptr<const LowRankUpdate>, uint32_t> updates_;  // to plan_.updates_
+  KeyedMap<std::string, uint32_t> texts_;                             // to plan_.texts_
   static constexpr uint64_t kMostPieces = 1 << 21;
   PieceCount pieces_{kMostPieces};
 };

@@ -153,6 +153,7 @@ class LayerMerger {
     }
     if (layer.magnitude != nullptr) update.magnitude = values_of(layer.magnitude);
     model_.change(tensor, updated(std::move(update)));
+    if (layer.is_embedding) model_.note_tied(tensor);
     if (layer.bias != nullptr) add_bias(layer, scale);
   }
 

@@ -91,15 +91,28 @@ void MergedModel::replace(const std::string& name, const WholeTensor& whole) {
   if (is_copy && is_embedding(name) && !is_output_embedding(name)) replaced_input_ = tensor;
 }
 
+// Returns whether the base is of a class with output embeddings.
+bool MergedModel::has_head() const {
+  constexpr std::array<std::string_view, 3> kWithHead{"ForCausalLM", "LMHeadModel",
+                                                      "ForConditionalGeneration"};
+  return std::any_of(kWithHead.begin(), kWithHead.end(),
+                     [&](std::string_view end) { return architecture_.ends_with(end); });
+}
+
+void MergedModel::note_tied(const Tensor& embedding) {
+  const bool is_there =
+      std::any_of(base_.tensors.begin(), base_.tensors.end(),
+                  [](const Tensor& tensor) { return is_output_embedding(tensor.name); });
+  if (is_there || !has_head() || !is_embedding(embedding.name)) return;
+  notes_.push_back("output embeddings are tied to '" + embedding.name +
+                   "' and change with it, as in peft's merge_and_unload; the model that was "
+                   "trained had them unchanged");
+}
+
 // Adds the output embeddings that only the base's configuration ties to input embeddings of which
 // a copy was trained: they keep the original ones.
 void MergedModel::add_original(std::vector<OutputTensor>& outputs) {
   if (replaced_input_ == nullptr || settings_.ensures_tying()) return;
-  constexpr std::array<std::string_view, 3> kWithHead{"ForCausalLM", "LMHeadModel",
-                                                      "ForConditionalGeneration"};
-  const bool has_head = std::any_of(kWithHead.begin(), kWithHead.end(), [&](std::string_view end) {
-    return architecture_.ends_with(end);
-  });
   const bool is_there = std::any_of(outputs.begin(), outputs.end(), [](const OutputTensor& each) {
     return is_output_embedding(each.name);
   });
@@ -110,7 +123,7 @@ void MergedModel::add_original(std::vector<OutputTensor>& outputs) {
                      "the original as lm_head.weight, and only a config.json with architectures "
                      "tells (--hf-config DIR)");
   }
-  if (!has_head) return;
+  if (!has_head()) return;
   outputs.push_back(
       {"lm_head.weight", cast(replaced_input_->param, types_.of(*replaced_input_), notes_), {}});
   changes_.untied = true;

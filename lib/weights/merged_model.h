@@ -34,6 +34,8 @@ class MergedModel {
   // Gives the base's tensor merged values. Throws UnsupportedError if it is tied to another one, or
   // was changed before.
   void change(const Tensor& tensor, TensorSource merged);
+  // Notes that output embeddings which only the configuration ties to these change with them.
+  void note_tied(const Tensor& embedding);
 
   // The whole model in the base's order, with changes() of its configuration. Once.
   std::vector<OutputTensor> outputs();
@@ -44,6 +46,7 @@ class MergedModel {
   [[noreturn]] void refuse_place(const std::string& name, const WholeTensor& whole) const;
   bool is_tied_in_config(const std::string& name, const ChosenTensor& trained) const;
   void add_original(std::vector<OutputTensor>& outputs);
+  bool has_head() const;
   std::string owner_of(const Tensor& tensor) const;
   TensorSource value_of(const Tensor& tensor, const std::string& owner);
   void check_vocabulary(const std::vector<OutputTensor>& outputs) const;

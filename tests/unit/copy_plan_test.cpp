@@ -56,6 +56,32 @@ TEST(CopyPlan, HasBytesOnceThatArePutTwice) {
   EXPECT_EQ(plan.items().size(), 2u);
 }
 
+// As experts one by one, of which two tensors have all.
+TEST(CopyPlan, HasAnUpdateOnceWhoseElementsAreApart) {
+  const auto floats = [](uint64_t offset, Shape shape) {
+    const auto bytes = static_cast<uint64_t>(numel(shape)) * 4;
+    return TensorSource::stored({0, offset, bytes}, DType::float32, std::move(shape));
+  };
+  const auto updated = [&](uint64_t offset) {
+    return TensorSource::low_rank_update({.base = floats(offset, {4, 2}),
+                                          .rows = 4,
+                                          .columns = 2,
+                                          .left = {},
+                                          .right = FactorView{floats(0, {2}), 0, 2, 1}});
+  };
+  const TensorSource one = updated(8);
+  const TensorSource other = updated(40);
+  const CopyPlan plan = plan_of(64, [&](PlanBuilder& b) {
+    b.put(0, 0, one.narrow(0, 0, 2));
+    b.put(0, 16, other.narrow(0, 0, 2));
+    b.put(0, 32, one.narrow(0, 2, 2));
+    b.put(0, 48, other.narrow(0, 2, 2));
+  });
+  EXPECT_NO_THROW(plan.validate(kInputs));
+  EXPECT_EQ(plan.items().size(), 4u);
+  EXPECT_EQ(plan.updates().size(), 2u);
+}
+
 TEST(CopyPlan, AcceptsEmptyOutputsAndAnEmptyPlan) {
   PlanBuilder builder;
   EXPECT_NO_THROW(builder.finish().validate({}));
