@@ -340,9 +340,12 @@ class Checkpoint {
   // The world of one mp rank as a checkpoint of its own. It has this rank's slices of the
   // parameters, with all experts, and its files. It borrows this checkpoint, whose model must be
   // split over ranks or files (CheckpointFacts::model_parallel). Values from other files are cut as
-  // give_values() does it (other_values.h), and errors are its own. Throws UnsupportedError for a
-  // universal checkpoint, which has no files of ranks.
+  // give_values() does it (other_values.h), and errors are its own. The slices of a universal
+  // checkpoint are cut from its whole parameters. Throws UnsupportedError if it has experts, and
+  // for a parameter that no simple rule cuts.
   Checkpoint world(uint32_t mp_rank) const;
+  // A draft of world() with all but its parameters and groups. Throws alike, but for parameters.
+  CheckpointDraft draft_of_world(uint32_t mp_rank) const;
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;

@@ -292,6 +292,22 @@ Checkpoint Checkpoint::world(uint32_t mp_rank) const {
   const CheckpointDraft& whole = impl_->draft;
   if (whole.changed_world) return whole.changed_world(mp_rank);
   if (whole.run != nullptr) return given_world(whole.run->world(mp_rank), mp_rank);
+  CheckpointDraft draft = draft_of_world(mp_rank);
+  const World& world = whole.worlds->all.at(mp_rank);
+  if (!world.uncut.empty()) {
+    throw UnsupportedError({.file = whole.folder.path.string(), .tensor = world.uncut},
+                           "is whole, and no simple rule cuts it for " +
+                               counted(whole.facts.mesh.tp, "tensor-parallel rank"));
+  }
+  assemble_alone(draft, world);
+  drop_incomplete(draft);
+  drop_base_weight_shards(draft);
+  return Checkpoint(std::move(draft));
+}
+
+CheckpointDraft Checkpoint::draft_of_world(uint32_t mp_rank) const {
+  const CheckpointDraft& whole = impl_->draft;
+  if (whole.run != nullptr) return whole.run->draft_of_world(mp_rank);
   if (!whole.worlds) {
     throw UnsupportedError({.file = whole.folder.path.string()},
                            "has no files of the ranks that its model is split over")
@@ -309,13 +325,12 @@ Checkpoint Checkpoint::world(uint32_t mp_rank) const {
   draft.facts.layout = whole.facts.layout;
   draft.facts.model_parallel = whole.facts.model_parallel;
   draft.facts.states = whole.facts.states;
-  assemble_alone(draft, world);
-  drop_incomplete(draft);
-  drop_base_weight_shards(draft);
   find_save(world.model->shard(), draft.facts);
   draft.files.model = files_of(whole.model_shards, mp_rank);
-  draft.files.optim = files_of(whole.optim_shards, mp_rank);
-  return Checkpoint(std::move(draft));
+  // The file of a universal checkpoint is of all ranks.
+  draft.files.optim = whole.facts.run == RunKind::universal ? files_of(whole.optim_shards)
+                                                            : files_of(whole.optim_shards, mp_rank);
+  return draft;
 }
 
 Checkpoint Checkpoint::given_world(Checkpoint world, uint32_t mp_rank) const {

@@ -72,16 +72,24 @@ void compare_no_copies(Param& param) {
   for (ParamState& state : param.states) state.value = state.value.one_copy();
 }
 
+constexpr const char* kLayersHint =
+    "--like CHECKPOINT takes the layers from a checkpoint that the new run has saved";
 constexpr const char* kVocabHint = "--padded-vocab-size says how many there are";
 
 // Refuses checkpoints that are not cut anew, whatever the grid.
 void refuse_source(const Checkpoint& source) {
   const CheckpointFacts& facts = source.facts();
   const Where where{.file = source.tag_folder().string()};
-  if (facts.run != RunKind::native) {
+  if (facts.run != RunKind::native && facts.run != RunKind::universal) {
     throw UnsupportedError(where,
                            "is not in the files of ZeRO's ranks, whose tensor-parallel ranks "
                            "and pipeline stages could become others");
+  }
+  const Value root = source.files().model.front().archive->root();
+  if (facts.run == RunKind::universal &&
+      !root.find_or_none("num_experts").sequence_or_empty().empty()) {
+    throw UnsupportedError(where, "has experts, whose files a universal checkpoint does not have")
+        .with_hint("DeepSpeed loads it on any grid, with checkpoint.load_universal");
   }
   if (facts.changed) {
     throw UsageError(
@@ -112,11 +120,8 @@ Regrid::Regrid(const Checkpoint& source, const GridOptions& options)
   args_ = saved_arguments(source.files().model.front().archive->root());
   mesh_.tp = options.tp.value_or(old_.tp);
   mesh_.pp = options.pp.value_or(old_.pp);
-  layers_ = layers_with_files(run_);
-  for (const RegridLayer& layer : layers_) {
-    const std::string front = layer.names.empty() ? "" : tied_front(layer.names.front().second);
-    if (!front.empty()) tied_layers_.emplace(front, layer.index);
-  }
+  if (options.held != nullptr) held_ = *options.held;
+  find_layers(options);
   check_grid(options);
   check_experts();
   kv_heads_ = options.kv_heads;
@@ -274,7 +279,7 @@ std::vector<RegridLayer> layers_with_files(const Checkpoint& source) {
     layer.index = name->layer;
     layer.files.resize(std::max<size_t>(layer.files.size(), name->mp_rank + size_t{1}));
     layer.files[name->mp_rank] = file.archive;
-    layer.has_model_suffix = file_name.find("-model_") != file_name.npos;
+    layer.has_model_suffix = file_name.find("-model_") != file_name.rfind("-model_");
   }
   std::vector<std::string> names;
   for (const Param& each : source.params()) {
@@ -298,11 +303,156 @@ std::vector<RegridLayer> layers_with_files(const Checkpoint& source) {
   return found;
 }
 
+void Regrid::find_layers(const GridOptions& options) {
+  const Value module = source_.files().model.front().archive->root().find_or_none(keys::kModule);
+  if (!is_universal()) {
+    layers_ = layers_with_files(run_);
+  } else if (module.is_none()) {
+    refuse_lost_entries();
+    layers_ = named_layers(options);
+  }
+  for (const RegridLayer& layer : layers_) {
+    const std::string front = layer.names.empty() ? "" : tied_front(layer.names.front().second);
+    if (!front.empty()) tied_layers_.emplace(front, layer.index);
+  }
+}
+
+// Only the folders of parameters have the values of a pipeline's layers. DeepSpeed's converter
+// gives none to what is not trained.
+void Regrid::refuse_lost_entries() const {
+  const auto refuse = [&](const std::string& name, const char* kind) {
+    if (source_.find(name) != nullptr) return;
+    throw UnsupportedError({.file = source_.tag_folder().string(), .tensor = name},
+                           std::string("is a ") + kind +
+                               " of a pipeline, and in no file: universal checkpoints of "
+                               "DeepSpeed's converter lack it")
+        .with_hint("the to-universal of dsckpt writes it too");
+  };
+  for (const CheckpointFile& file : source_.files().model) {
+    const Value root = file.archive->root();
+    for (const Value& name : root.find_or_none(keys::kBufferNames).sequence_or_empty()) {
+      if (name.is(Kind::string)) refuse(std::string(name.as_string()), "buffer");
+    }
+    const Value frozen = root.find_or_none(keys::kFrozenParamShapes);
+    if (!frozen.is_mapping()) continue;
+    for (const auto& [name, shape] : frozen.as_dict().items) {
+      if (name.is(Kind::string)) refuse(std::string(name.as_string()), "frozen parameter");
+    }
+  }
+}
+
+namespace {
+
+// The names of the files, the order of what is in them, and layers without parameters, of `files`.
+void take_files_of(const std::vector<RegridLayer>& files, std::vector<RegridLayer>& layers) {
+  for (const RegridLayer& each : files) {
+    const auto layer = std::find_if(layers.begin(), layers.end(), [&](const RegridLayer& other) {
+      return other.index == each.index;
+    });
+    if (layer == layers.end()) {
+      layers.push_back({each.index, {}, {}, each.has_model_suffix});
+      continue;
+    }
+    layer->has_model_suffix = each.has_model_suffix;
+    std::stable_sort(layer->names.begin(), layer->names.end(), [&](const auto& a, const auto& b) {
+      return std::find(each.names.begin(), each.names.end(), a) <
+             std::find(each.names.begin(), each.names.end(), b);
+    });
+  }
+}
+
+}  // namespace
+
+// The layers by the names of their parameters; layers without any are known from a checkpoint with
+// files alone.
+std::vector<RegridLayer> Regrid::named_layers(const GridOptions& options) const {
+  std::map<uint32_t, RegridLayer> by_number;
+  std::map<std::string, RegridLayer> tied;  // by the front of the names
+  for (const Param& each : source_.params()) {
+    const std::string front = tied_front(each.name);
+    const auto number = layer_number(each.name);
+    if (number) {
+      by_number[*number].names.emplace_back(each.name.substr(each.name.find('.') + 1), each.name);
+    } else if (!front.empty()) {
+      tied[front].names.emplace_back(each.name.substr(front.size()), each.name);
+    } else {
+      throw UnsupportedError({.file = source_.tag_folder().string(), .tensor = each.name},
+                             "is of a pipeline, but of none of its layers");
+    }
+  }
+  std::vector<RegridLayer> layers;
+  for (auto& [number, layer] : by_number) {
+    layer.index = number;
+    layers.push_back(std::move(layer));
+  }
+  std::vector<RegridLayer> of_tied;
+  for (auto& [front, layer] : tied) {
+    layer.index = number_of_tied(front, layers, options);
+    of_tied.push_back(std::move(layer));
+  }
+  layers.insert(layers.end(), of_tied.begin(), of_tied.end());
+  for (RegridLayer& layer : layers) layer.has_model_suffix = old_.tp > 1;
+  if (options.like != nullptr) take_files_of(layers_with_files(options.like->run()), layers);
+  std::sort(layers.begin(), layers.end(),
+            [](const RegridLayer& a, const RegridLayer& b) { return a.index < b.index; });
+  for (size_t i = 1; i < layers.size(); ++i) {
+    if (layers[i].index != layers[i - 1].index) continue;
+    throw UnsupportedError(
+        {.file = source_.tag_folder().string()},
+        "has tied modules, and nothing tells which is layer " + std::to_string(layers[i].index))
+        .with_hint(kLayersHint);
+  }
+  return layers;
+}
+
+// A number that no layer with parameters of its own has, in the first stage with the tied module.
+uint32_t Regrid::number_of_tied(const std::string& front, const std::vector<RegridLayer>& layers,
+                                const GridOptions& options) const {
+  if (options.like != nullptr) {
+    for (const RegridLayer& each : layers_with_files(options.like->run())) {
+      if (!each.names.empty() && tied_front(each.names.front().second) == front) return each.index;
+    }
+  }
+  std::optional<uint32_t> stage_of_it;
+  uint32_t begin = 0;
+  uint32_t end = layers.empty() ? 1 : layers.back().index + 2;
+  for (uint32_t stage = 0; stage < old_.pp; ++stage) {
+    const bool is_past = stage_of_it.has_value();
+    for (const Param& each : base(stage * old_.tp).params()) {
+      if (!is_past && tied_front(each.name) == front) stage_of_it = stage;
+    }
+    for (const Param& each : base(stage * old_.tp).params()) {
+      const auto number = layer_number(each.name);
+      if (!number) continue;
+      if (!stage_of_it) begin = std::max(begin, *number + 1);
+      if (is_past) end = std::min(end, *number);
+    }
+  }
+  std::vector<uint32_t> free;
+  std::string listed_numbers;
+  for (uint32_t number = begin; number < end; ++number) {
+    if (std::any_of(layers.begin(), layers.end(),
+                    [&](const RegridLayer& layer) { return layer.index == number; })) {
+      continue;
+    }
+    free.push_back(number);
+    listed_numbers += (listed_numbers.empty() ? "" : " or ") + std::to_string(number);
+  }
+  if (free.size() == 1 || (options.held != nullptr && !free.empty())) return free.front();
+  throw UnsupportedError(
+      {.file = source_.tag_folder().string(), .tensor = front.substr(0, front.size() - 1)},
+      free.empty() ? "is tied, and its layer has no number that is free"
+                   : "is tied, and nothing tells whether it is layer " + listed_numbers +
+                         ", as the name of its file has to say")
+      .with_hint(kLayersHint);
+}
+
 // At stage 0 they are the parameters themselves, at stage 3 placeholders. Those of a pipeline are
 // in the files of layers.
 void Regrid::find_modules() {
   const int stage = run_.facts().zero_stage;
   if (stage == 0 || stage == 3 || is_pipeline() || source_.facts().has_given_weights()) return;
+  if (is_universal()) return;  // DeepSpeed's loader makes them of the masters
   for (uint32_t tp_rank = 0; tp_rank < old_.tp; ++tp_rank) {
     modules_.emplace_back(model_of(tp_rank).root().find_or_none(keys::kModule));
   }
@@ -418,6 +568,7 @@ bool Regrid::is_in(const std::string& name, uint32_t stage) const {
            (stage + 1 == starts_.size() || *number < starts_[stage + 1]);
   }
   const auto tied = new_tied_.find(tied_front(name));
+  if (tied != new_tied_.end() && held_) return held_->contains(name);
   if (tied != new_tied_.end()) return is_listed(tied->second, stage);
   throw UnsupportedError({.file = source_.tag_folder().string(), .tensor = name},
                          "is of a pipeline, but of none of its layers");
@@ -463,8 +614,12 @@ const Checkpoint& Regrid::base(uint32_t mp_rank) const {
   return *made;
 }
 
+CheckpointDraft Regrid::draft_of_base(uint32_t mp_rank) const {
+  return run_.facts().model_parallel ? run_.draft_of_world(mp_rank) : run_.draft();
+}
+
 const TorchArchive& Regrid::model_of(uint32_t mp_rank) const {
-  return *base(mp_rank).files().model.front().archive;
+  return *draft_of_base(mp_rank).files.model.front().archive;
 }
 
 const Param& Regrid::param(const std::string& name) const {
@@ -582,7 +737,7 @@ Checkpoint Regrid::world(uint32_t mp_rank) const {
     made.in_module = keeps_slices() ? copies[tp_rank] : slice_of_copies(each, copies, tp_rank);
   }
   if (keeps_slices()) give_values(params, source_, tp_rank);
-  CheckpointDraft draft = base(base_stage(stage) * old_.tp + base_tp(tp_rank)).draft();
+  CheckpointDraft draft = draft_of_base(base_stage(stage) * old_.tp + base_tp(tp_rank));
   tell_values(draft.facts, source_.facts());
   draft.facts.regridded = {.mesh = mesh_, .mp_rank = mp_rank, .padded_vocab_size = padded_};
   draft.facts.model_parallel = true;

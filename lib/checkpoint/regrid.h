@@ -31,6 +31,12 @@ struct GridOptions {
   // Key-value heads of a model that AutoTP cuts, which decide how its ranks share slices that are
   // equal now. Default: these stay equal.
   std::optional<int64_t> kv_heads = {};
+  // A checkpoint of the new run, or nullptr. Its files tell the layers of a pipeline where those of
+  // a universal checkpoint do not.
+  const Checkpoint* like = nullptr;
+  // The names of a running rank, which is the only one that is asked for, or nullptr. They tell the
+  // tied modules that it has.
+  const KeyedSet<std::string>* held = nullptr;
 };
 
 // A layer of a pipeline that has files, one a tensor-parallel rank.
@@ -38,8 +44,10 @@ struct RegridLayer {
   uint32_t index = 0;
   // The names of the file's tensors, there and in the model.
   std::vector<std::pair<std::string, std::string>> names;
-  std::vector<const TorchArchive*> files;  // by tensor-parallel rank of the checkpoint
-  bool has_model_suffix = false;           // layer_LL-model_TT-model_states.pt
+  // By tensor-parallel rank of the checkpoint; none of a universal one, whose layers have only
+  // their parameters.
+  std::vector<const TorchArchive*> files;
+  bool has_model_suffix = false;  // layer_LL-model_TT-model_states.pt
 };
 
 // The layers of a pipeline, by their numbers; none of another model. Borrows `source`.
@@ -67,8 +75,9 @@ class Regrid {
 
   bool is_pipeline() const { return !layers_.empty(); }
   const std::vector<RegridLayer>& layers() const { return layers_; }
-  // True if the slices stay, and so do the files of layers.
-  bool keeps_slices() const { return mesh_.tp == old_.tp && !padded_; }
+  // True if the slices stay, and so do the files of layers. A universal checkpoint has neither.
+  bool keeps_slices() const { return mesh_.tp == old_.tp && !padded_ && !is_universal(); }
+  bool is_universal() const { return run_.facts().run == RunKind::universal; }
   // The rank of the checkpoint that a new one continues from.
   uint32_t base_tp(uint32_t tp_rank) const { return tp_rank < old_.tp ? tp_rank : 0; }
 
@@ -82,6 +91,11 @@ class Regrid {
   void check_experts();
   void check_heads();
   void note_random_states();
+  void find_layers(const GridOptions& options);
+  std::vector<RegridLayer> named_layers(const GridOptions& options) const;
+  uint32_t number_of_tied(const std::string& front, const std::vector<RegridLayer>& layers,
+                          const GridOptions& options) const;
+  void refuse_lost_entries() const;
   void choose_vocabulary(const GridOptions& options);
   void find_modules();
   void choose_stages(const GridOptions& options);
@@ -99,6 +113,7 @@ class Regrid {
   uint32_t base_stage(uint32_t stage) const;
   // The world of a rank of the checkpoint.
   const Checkpoint& base(uint32_t mp_rank) const;
+  CheckpointDraft draft_of_base(uint32_t mp_rank) const;
   const TorchArchive& model_of(uint32_t mp_rank) const;
   const Param& present_slice(const std::string& name, uint32_t tp_rank) const;
   std::vector<TensorSource> copies_in_modules(const Param& param) const;
@@ -119,6 +134,7 @@ class Regrid {
   KeyedMap<std::string, std::vector<uint32_t>> tied_;
   KeyedMap<std::string, std::vector<uint32_t>> new_tied_;
   KeyedMap<std::string, uint32_t> tied_layers_;  // the first places
+  std::optional<KeyedSet<std::string>> held_;    // GridOptions::held
   mutable std::map<uint32_t, std::unique_ptr<Checkpoint>> bases_;
   // `module` of the checkpoint's ranks, by tensor-parallel rank. None if trained parameters are not
   // copied there, or have other values now.

@@ -20,6 +20,7 @@
 #include "checkpoint/optim_states.h"
 #include "checkpoint/state_dicts.h"
 #include "checkpoint/universal_split.h"
+#include "checkpoint/universal_worlds.h"
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
@@ -84,7 +85,7 @@ class UniversalReader {
     } else if (stage_ != 0) {
       world.frozen = whole_frozen(model());
     }
-    std::vector<ParamGroup> optimizer_groups = find_groups(wrapper);
+    std::vector<ParamGroup> optimizer_groups = find_groups(wrapper, model());
     if (draft_.options.optimizer_states) world.groups = std::move(optimizer_groups);
     std::vector<World> worlds;
     worlds.push_back(std::move(world));
@@ -96,8 +97,9 @@ class UniversalReader {
  private:
   using Files = UniversalFiles;
 
-  // For a model that was split over ranks. Its groups are not those of a whole model.
+  // For a model that was split over ranks.
   void read_split(const Fields& wrapper) {
+    find_degrees();
     const SplitModel split(draft_, models_, folders_);
     split_ = &split;
     const std::vector<NamedShapes> groups = split.trained();
@@ -109,6 +111,26 @@ class UniversalReader {
                         [&] { return shard.archive.tensor(tensor_in(shard)); });
     });
     split_ = nullptr;
+    if (!draft_.options.optimizer_states) return;
+    find_worlds(draft_, models_,
+                [&](const ModelStates& rank) { return find_groups(wrapper, rank); });
+  }
+
+  // Older releases do not save them, and a pipeline's files of layers would tell them, but are
+  // gone. The tensor-parallel ranks of a stage have the same parameters.
+  void find_degrees() {
+    const auto& ranks = models_.distinct();
+    if (stage_ == 3 || model().fields.has(keys::kCheckpointParallelDimensions) ||
+        model().fields.has(keys::kModule)) {
+      return;
+    }
+    const auto other = std::find_if(ranks.begin(), ranks.end(), [&](const ModelStates& rank) {
+      return rank.trainable_names != ranks.front().trainable_names;
+    });
+    const auto tp = static_cast<uint32_t>(other - ranks.begin());
+    if (ranks.size() % tp != 0) return;
+    draft_.facts.mesh.tp = tp;
+    draft_.facts.mesh.pp = static_cast<uint32_t>(ranks.size()) / tp;
   }
 
   ModelStates& model() { return models_.distinct().front(); }
@@ -408,13 +430,13 @@ class UniversalReader {
   }
 
   // At stage 0 nothing tells them.
-  std::vector<ParamGroup> find_groups(const Fields& wrapper) {
-    if (stage_ == 3) return sub_group_param_groups(model(), wrapper);
-    if (stage_ == 1 || stage_ == 2) return flat_groups(wrapper);
+  std::vector<ParamGroup> find_groups(const Fields& wrapper, const ModelStates& rank) {
+    if (stage_ == 3) return sub_group_param_groups(rank, wrapper);
+    if (stage_ == 1 || stage_ == 2) return flat_groups(wrapper, rank);
     return {};
   }
 
-  std::vector<ParamGroup> flat_groups(const Fields& wrapper) {
+  std::vector<ParamGroup> flat_groups(const Fields& wrapper, const ModelStates& rank) {
     auto settings = wrapper.sequence(keys::kParamGroups);
     // Elastic files have no hyper-parameters.
     draft_.facts.elastic =
@@ -430,11 +452,12 @@ class UniversalReader {
     if (may_be_round_robin && draft_.facts.mesh.dp > 1) {
       if (!draft_.run_config.saved) return {};
       ranks = draft_.facts.mesh.dp;
-      draft_.notes.push_back(
+      note_once(
+          draft_.notes,
           "under round_robin_gradients ds_to_universal.py gives parameters each other's values; "
           "to-universal does not");
     }
-    return flat_param_groups(model(), std::vector<uint32_t>(model().param_shapes.size(), ranks),
+    return flat_param_groups(rank, std::vector<uint32_t>(rank.param_shapes.size(), ranks),
                              wrapper.shard().archive, settings);
   }
 

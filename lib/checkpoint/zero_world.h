@@ -43,9 +43,13 @@ struct World {
   // The optimizer's, with the names of `owned`; empty where the files do not tell. Only with
   // OpenOptions::optimizer_states.
   std::vector<ParamGroup> groups = {};
-  // Facts from its own files, as Checkpoint::facts() and wrapper_state(). Only for native shards.
+  // Facts from its own files, as Checkpoint::facts() and wrapper_state(). Only for native shards
+  // and universal checkpoints.
   CheckpointFacts facts = {};
   ShardValue wrapper_state = {};
+  // A parameter that is missing in `owned`, since only its whole value is there and no rule cuts
+  // it. "" if there is none.
+  std::string uncut = {};
 };
 
 // The worlds of a model that is split, by mp rank, with what they borrow.

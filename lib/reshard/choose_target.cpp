@@ -16,18 +16,6 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kExpertParallel = "expert_parallel";  // AutoEP
 constexpr const char* kDataBeforeExperts = "use_data_before_expert_parallelism";
 
-DType dtype_of(Precision precision) {
-  switch (precision) {
-    case Precision::fp16:
-      return DType::float16;
-    case Precision::bf16:
-      return DType::bfloat16;
-    case Precision::fp32:
-      break;
-  }
-  return DType::float32;
-}
-
 void choose_config(Choice& choice) {
   const auto& given = choice.options.ds_config;
   choice.config = given ? with_autos_from(*given, choice.source.config.value_or(Json::object()))

@@ -15,6 +15,7 @@
 #include "dsckpt/error.h"
 #include "format/archive_copy.h"
 #include "format/checked_records.h"
+#include "pickle/python_objects.h"
 #include "reshard/run_facts.h"
 
 namespace dsckpt {
@@ -296,6 +297,12 @@ std::string layer_file_name(const RegridLayer& layer, const Mesh& mesh, uint32_t
          "-model_states.pt";
 }
 
+// The type that parameters are rounded to from the masters; nullopt if they have copies.
+std::optional<DType> dtype_from_masters(const Regrid& grid, const ReshardTarget& target) {
+  if (grid.is_universal()) return target.param_dtype.value_or(target.saved_param_dtype);
+  return target.param_dtype;
+}
+
 // The value of a parameter in a file of a layer or an expert. `files` are the checkpoint's, by
 // tensor-parallel rank, which have it under `key`.
 TensorSource value_for(const Regrid& grid, const Param& param, std::string_view key,
@@ -304,13 +311,28 @@ TensorSource value_for(const Regrid& grid, const Param& param, std::string_view 
   if (param_dtype && param.kind != ParamKind::buffer) {
     return grid.slice(param, tp_rank).weight.to(*param_dtype);
   }
+  if (files.empty()) return grid.slice(param, tp_rank).weight;
   std::vector<TensorSource> copies;
   for (const TorchArchive* file : files) copies.push_back(file->tensor(file->root().at(key)));
   return grid.slice_of_copies(param, copies, tp_rank);
 }
 
+TorchArchiveWriter::Written make_layer(const Regrid& grid, const RegridLayer& layer,
+                                       std::optional<DType> param_dtype, uint32_t tp_rank) {
+  TorchArchiveWriter writer;
+  pickle::Document& document = writer.document();
+  const Value root = ordered_dict(document);
+  for (const auto& [key, name] : layer.names) {
+    const TensorSource value = value_for(grid, grid.param(name), key, {}, param_dtype, tp_rank);
+    document.set_item(root, document.string(key), writer.tensor(value));
+  }
+  document.set_root(root);
+  return std::move(writer).write();
+}
+
 TorchArchiveWriter::Written write_layer(const Regrid& grid, const RegridLayer& layer,
                                         std::optional<DType> param_dtype, uint32_t tp_rank) {
+  if (layer.files.empty()) return make_layer(grid, layer, param_dtype, tp_rank);
   const std::map<std::string_view, std::string> names(layer.names.begin(), layer.names.end());
   return rewritten(*layer.files[grid.base_tp(tp_rank)],
                    [&](std::string_view key, const Value&) -> std::optional<TensorSource> {
@@ -347,7 +369,8 @@ std::vector<ExpertFile> expert_files(const Regrid& grid, const RankFreeFiles& fi
 }  // namespace
 
 void lay_out_grid_experts(PlanBuilder& plan, const Regrid& grid, const RankFreeFiles& files,
-                          std::optional<DType> param_dtype, const std::string& folder) {
+                          const ReshardTarget& target, const std::string& folder) {
+  const std::optional<DType> param_dtype = dtype_from_masters(grid, target);
   for (uint32_t tp_rank = 0; tp_rank < grid.mesh().tp; ++tp_rank) {
     for (const ExpertFile& expert : expert_files(grid, files, tp_rank)) {
       ShardName name = expert.file->name;
@@ -362,8 +385,9 @@ void lay_out_grid_experts(PlanBuilder& plan, const Regrid& grid, const RankFreeF
   }
 }
 
-void lay_out_grid_layers(PlanBuilder& plan, const Regrid& grid, std::optional<DType> param_dtype,
+void lay_out_grid_layers(PlanBuilder& plan, const Regrid& grid, const ReshardTarget& target,
                          const std::string& folder) {
+  const std::optional<DType> param_dtype = dtype_from_masters(grid, target);
   for (const RegridLayer& layer : grid.layers()) {
     for (uint32_t tp_rank = 0; tp_rank < grid.mesh().tp; ++tp_rank) {
       TorchArchiveWriter::lay_out(write_layer(grid, layer, param_dtype, tp_rank), plan,
@@ -373,8 +397,8 @@ void lay_out_grid_layers(PlanBuilder& plan, const Regrid& grid, std::optional<DT
 }
 
 KeyedMap<std::string, TensorSource> grid_tensors(const Regrid& grid, const RankFreeFiles& files,
-                                                 std::optional<DType> param_dtype,
-                                                 uint32_t tp_rank) {
+                                                 const ReshardTarget& target, uint32_t tp_rank) {
+  const std::optional<DType> param_dtype = dtype_from_masters(grid, target);
   KeyedMap<std::string, TensorSource> all;
   const auto add = [&](std::string_view key, const std::string& name,
                        const std::vector<const TorchArchive*>& copies) {

@@ -200,10 +200,10 @@ LiveEntries::LiveEntries(InputFiles& inputs, const Checkpoint& whole, const Chec
     wanted_.push_back({.name = tensor.name, .ep = tensor.ep, .experts = experts});
   }
   if (wanted_.empty()) return;
-  are_copies_ = !target.param_dtype;
+  are_copies_ = !target.param_dtype && !whole.facts().is_universal();
   RankFreeFiles files(inputs, whole);
   if (grid != nullptr && !grid->keeps_slices()) {
-    found_ = grid_tensors(*grid, files, target.param_dtype, engine.mp_rank % engine.tp);
+    found_ = grid_tensors(*grid, files, target, engine.mp_rank % engine.tp);
   } else {
     take_tensors(files, whole, world, engine, target);
   }

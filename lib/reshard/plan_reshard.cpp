@@ -196,9 +196,11 @@ void lay_out_worlds(const Source& source, const TargetOptions& options, PlanBuil
   copied.lay_out(plan, report.tag);
 }
 
-bool has_new_grid(const ReshardOptions& options) {
-  return options.tp || options.pp || !options.stages.empty() || options.padded_vocab_size ||
-         options.kv_heads;
+// True if its parameters have to be cut: a universal checkpoint has them whole.
+bool has_new_grid(const Checkpoint& checkpoint, const ReshardOptions& options) {
+  const bool is_joined = checkpoint.facts().model_parallel && checkpoint.facts().is_universal();
+  return is_joined || options.tp || options.pp || !options.stages.empty() ||
+         options.padded_vocab_size || options.kv_heads;
 }
 
 Mesh mesh_of_result(const Checkpoint& checkpoint, const ReshardOptions& options) {
@@ -214,7 +216,8 @@ void lay_out_on_grid(const Source& source, const ReshardOptions& options,
   const Checkpoint& checkpoint = *source->checkpoint;
   refuse_folded(checkpoint);
   // The sub-groups in the files are those of the present slices.
-  if (checkpoint.facts().zero_stage == 3 && target.like == nullptr) {
+  if (checkpoint.facts().zero_stage == 3 && target.like == nullptr &&
+      !checkpoint.facts().is_universal()) {
     const Checkpoint& run = checkpoint.run();
     std::vector<std::string> unused;
     if (run.facts().model_parallel) {
@@ -227,7 +230,8 @@ void lay_out_on_grid(const Source& source, const ReshardOptions& options,
                                  .tp = options.tp,
                                  .stages = options.stages,
                                  .padded_vocab_size = options.padded_vocab_size,
-                                 .kv_heads = options.kv_heads});
+                                 .kv_heads = options.kv_heads,
+                                 .like = target.like});
   job.notes.insert(job.notes.end(), grid.notes().begin(), grid.notes().end());
   report.mesh = grid.mesh();
   report.starts = grid.starts();
@@ -242,8 +246,8 @@ void lay_out_on_grid(const Source& source, const ReshardOptions& options,
   if (grid.keeps_slices()) {
     copied.lay_out(plan, report.tag);
   } else {
-    lay_out_grid_layers(plan, grid, report.target.param_dtype, report.tag);
-    lay_out_grid_experts(plan, grid, copied, report.target.param_dtype, report.tag);
+    lay_out_grid_layers(plan, grid, report.target, report.tag);
+    lay_out_grid_experts(plan, grid, copied, report.target, report.tag);
   }
 }
 
@@ -427,9 +431,9 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
       program_of(checkpoint.facts().from_weights() && source->like ? *source->like : checkpoint);
   if (target.like != nullptr) check_grid(*target.like, mesh_of_result(checkpoint, options));
   PlanBuilder plan;
-  if (has_new_grid(options)) {
+  if (has_new_grid(checkpoint, options)) {
     lay_out_on_grid(source, options, target, plan, *report, job);
-  } else if (checkpoint.facts().model_parallel && checkpoint.facts().layout != "universal") {
+  } else if (checkpoint.facts().model_parallel) {
     lay_out_worlds(source, target, plan, *report, job);
   } else {
     lay_out_world(checkpoint, target, plan, *report, job.notes);

@@ -15,6 +15,7 @@
 #include "checkpoint/other_values.h"
 #include "checkpoint/pipeline_layers.h"
 #include "checkpoint/regrid.h"
+#include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "dsckpt/reshard.h"
 #include "dsckpt/resume.h"
@@ -80,6 +81,9 @@ std::optional<int64_t> padded_vocab_size(const Checkpoint& whole, const EngineFa
 }
 
 bool is_pipeline(const Checkpoint& checkpoint) {
+  if (checkpoint.facts().is_universal()) {
+    return root_of(checkpoint).find_or_none(keys::kModule).is_none();
+  }
   return checkpoint.facts().mesh.pp > 1 || !layers_with_files(checkpoint).empty();
 }
 
@@ -121,15 +125,16 @@ struct PartOfRank {
     const CheckpointFacts& facts = whole->facts();
     if (!facts.model_parallel && !is_split(engine)) return;
     const Where where{.file = whole->tag_folder().string()};
-    if (facts.is_universal() || facts.is_foreign()) {
+    if (facts.is_foreign()) {
       throw UnsupportedError(
           where,
-          "is universal or of another framework: it is not loaded into an engine whose model is "
-          "split over ranks or files, nor is a split model of it")
+          "is of another framework: it is not loaded into an engine whose model is split over "
+          "ranks or files")
           .with_hint("reshard, or to-universal, makes a checkpoint that DeepSpeed itself loads");
     }
     refuse_folded(*whole);
-    if (facts.mesh.tp == engine.tp && facts.mesh.pp == stages_of(engine)) {
+    if (facts.mesh.tp == engine.tp && facts.mesh.pp == stages_of(engine) &&
+        !(facts.is_universal() && facts.model_parallel)) {
       if (!facts.model_parallel) return;
       world.emplace(whole->world(engine.mp_rank));
       if (!is_cut_elsewhere(*whole, *world, engine)) return;
@@ -141,6 +146,9 @@ struct PartOfRank {
     }
     GridOptions options{.pp = stages_of(engine), .tp = engine.tp, .stages = starts_of(engine)};
     if (facts.mesh.tp != engine.tp) options.padded_vocab_size = padded_vocab_size(*whole, engine);
+    KeyedSet<std::string> held;
+    for (const EngineTensor& tensor : engine.tensors) held.insert(tensor.name);
+    options.held = &held;
     grid.emplace(*whole, options);
     world.emplace(grid->world(engine.mp_rank));
   }

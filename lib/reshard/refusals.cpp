@@ -94,13 +94,6 @@ bool has_bf16_optimizer_at_stage_0(const Choice& choice) {
 
 constexpr Refusal kRefusals[] = {
     // --- the checkpoint and the options
-    {Step::source, ErrorKind::unsupported, Place::source_folder,
-     [](const Choice& c) {
-       return c.source.checkpoint.model_parallel && c.source.checkpoint.is_universal();
-     },
-     "is of a model that is split over pipeline, tensor-parallel or expert-parallel ranks, whose "
-     "files a universal checkpoint does not have",
-     "DeepSpeed loads it on any grid, with checkpoint.load_universal"},
     {Step::source, ErrorKind::unsupported, Place::source_file,
      [](const Choice& c) { return !has_trained(c.source); },
      "has no parameter that an optimizer owns: there is nothing to reshard"},

@@ -144,6 +144,18 @@ void read_config(const Checkpoint& checkpoint, RunFacts& facts) {
 
 }  // namespace
 
+DType dtype_of(Precision precision) {
+  switch (precision) {
+    case Precision::fp16:
+      return DType::float16;
+    case Precision::bf16:
+      return DType::bfloat16;
+    case Precision::fp32:
+      break;
+  }
+  return DType::float32;
+}
+
 ParamIndex::ParamIndex(std::span<const Param> params) : params_(params) {
   for (const Param& param : params) by_name_.emplace(param.name, &param);
 }
@@ -179,8 +191,11 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
   if (checkpoint.files().model.empty()) return facts;
   const auto& path = checkpoint.files().model.front().path;
   facts.file = path.string();
-  facts.is_pipeline = facts.checkpoint.run == RunKind::native &&
-                      root_of(checkpoint).find_or_none(keys::kModule).is_none();
+  const bool has_files_of_ranks =
+      facts.checkpoint.run == RunKind::native ||
+      (facts.checkpoint.run == RunKind::universal && facts.checkpoint.model_parallel);
+  facts.is_pipeline =
+      has_files_of_ranks && root_of(checkpoint).find_or_none(keys::kModule).is_none();
   facts.has_expert_layers =
       !root_of(checkpoint).find_or_none("num_experts").sequence_or_empty().empty();
   for (const AutoEpRecord& layer : autoep_records(root_of(checkpoint))) {
@@ -193,6 +208,10 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
   facts.param_dtype = param_dtype_of(changed_from != nullptr ? *changed_from : checkpoint);
   read_config(checkpoint, facts);
   facts.precision = precision_of(checkpoint, facts);
+  // No copy of a universal checkpoint's layers tells it.
+  if (facts.is_pipeline && facts.checkpoint.is_universal()) {
+    facts.param_dtype = dtype_of(facts.precision);
+  }
   return facts;
 }
 

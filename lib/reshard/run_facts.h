@@ -103,6 +103,9 @@ struct RunFacts {
   std::string config_error;
 };
 
+// The type of a model's parameters in an engine of this precision.
+DType dtype_of(Precision precision);
+
 // The facts of `checkpoint`, open with its optimizer states, which has to outlive them. Throws
 // CorruptError for a tensor of `module` that is none.
 RunFacts run_facts(const Checkpoint& checkpoint);

@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -20,7 +21,8 @@ class RegridTest(unittest.TestCase):
         self.out = pathlib.Path(scratch.name) / "out"
 
     def run_tool(self, name, *options):
-        return subprocess.run([str(TOOL), str(TESTDATA / name / "ckpt"), str(self.out), "--dp", "1", *map(str, options)],
+        checkpoint = TESTDATA / name / "ckpt" if isinstance(name, str) else name
+        return subprocess.run([str(TOOL), str(checkpoint), str(self.out), "--dp", "1", *map(str, options)],
                               capture_output=True, text=True, timeout=60)
 
     def refused(self, name, options, code, *words):
@@ -107,6 +109,39 @@ class RegridTest(unittest.TestCase):
     def test_other_changes_at_the_same_time(self):
         split = "model_parallel/autotp2_dp1_z1_bf16"
         self.refused(split, ["--tp", 1, "--like", TESTDATA / split / "ckpt"], 2, "the result would be of 1 pipeline")
+
+    def universal(self, name):
+        folder = self.out.parent / "universal" / "step"
+        subprocess.run([str(TOOL.parent / "to-universal"), str(TESTDATA / name / "ckpt"), str(folder)], check=True,
+                       capture_output=True, timeout=60)
+        return folder
+
+    def test_layers_that_a_universal_checkpoint_does_not_tell(self):
+        """Two layers without parameters may be the tied one; with an example of the new run it is known."""
+        folder = self.universal(PIPELINE)
+        self.refused(folder, ["--stages", "uniform"], 3, "tied_modules.embed: is tied",
+                     "nothing tells whether it is layer 0 or 3", "--like CHECKPOINT takes the layers")
+        done = self.run_tool(folder, "--like", TESTDATA / PIPELINE / "ckpt")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        names = {path.name for path in (self.out / "step").glob("layer_*")}
+        self.assertEqual(names, {path.name for path in (TESTDATA / PIPELINE / "ckpt").glob("*/layer_*")})
+
+    def test_buffers_of_a_pipeline_that_a_universal_checkpoint_lacks(self):
+        folder = self.universal(PIPELINE)
+        shutil.rmtree(folder / "zero" / "1.running")
+        self.refused(folder, ["--like", TESTDATA / PIPELINE / "ckpt"], 3, "1.running: is a buffer of a pipeline, and in no file",
+                     "to-universal of dsckpt writes it")
+
+    def test_universal_checkpoints_of_experts_stay_universal(self):
+        self.refused(self.universal("model_parallel/moe_ep2_dp2_z1_bf16"), [], 3, "has experts", "checkpoint.load_universal")
+
+    def test_rules_of_a_universal_checkpoint_that_do_not_fit(self):
+        """The rules made the parameters of slices: these have to fit both."""
+        split = "model_parallel/mpu_tp2_dp1_z1_bf16"
+        folder = self.universal(split)
+        self.refused(folder, ["--tp-rule", "nothing=cat:0"], 2, "fits no parameter")
+        self.refused(folder, ["--tp-rule", r".*input_layernorm.weight=cat:0"], 3, "input_layernorm.weight: has shape",
+                     "the slices of the tensor-parallel ranks make")
 
     def test_weights_have_no_ranks(self):
         weights = self.out.parent / "weights"

@@ -486,10 +486,6 @@ struct RefusedCase {
   std::string hint = "";
 };
 
-void split(Request& request) {
-  request.source.facts.checkpoint.model_parallel = true;
-}
-
 void like(Request& request, KnownRun run = {2, EngineWrapper::zero12, "like"}) {
   run.facts.folder = "like";
   run.facts.file = "like/model.pt";
@@ -513,13 +509,6 @@ const char* const kConfigured = "--ds-config says the new run's";
 // One for each row of the table, in its order: nothing but this row applies, or only later ones.
 std::vector<RefusedCase> refused_cases() {
   return {
-      {[](Request& r) {
-         split(r);
-         r.source.facts.checkpoint.run = RunKind::universal;
-       },
-       "old: is of a model that is split over pipeline, tensor-parallel or expert-parallel ranks, "
-       "whose files a universal checkpoint does not have",
-       "DeepSpeed loads it on any grid, with checkpoint.load_universal"},
       {[](Request& r) {
          for (Param& param : r.source.params) param.kind = ParamKind::frozen;
        },
