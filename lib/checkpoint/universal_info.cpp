@@ -396,6 +396,16 @@ bool UniversalInfo::has_rule(const std::string& name) const {
          std::any_of(impl_->lists.begin(), impl_->lists.end(), fits);
 }
 
+std::optional<std::vector<Shape>> UniversalInfo::shapes_by_map(const std::string& name) const {
+  const std::vector<size_t> found = impl_->affine.matches(name);
+  if (found.size() != 1) return std::nullopt;  // rule_for() refuses several
+  std::vector<Shape> shapes;
+  for (const AffineMap::Rank& rank : impl_->affine_maps[found.front()].ranks) {
+    shapes.push_back(rank.shard_shape);
+  }
+  return shapes;
+}
+
 UniversalInfo::Rule UniversalInfo::replicated(const std::string& name,
                                               const std::vector<Shape>& slice_shapes) {
   Rule rule;

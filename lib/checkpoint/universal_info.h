@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -54,6 +55,8 @@ class UniversalInfo {
   // True if there is a rule for the slices of `name`. If not, rule_for() takes it to be cut along
   // dimension 0, as DeepSpeed does.
   bool has_rule(const std::string& name) const;
+  // The shapes of the ranks' slices by the affine map for `name`; nullopt if there is none.
+  std::optional<std::vector<Shape>> shapes_by_map(const std::string& name) const;
   // The rule of a parameter that is the same on all ranks, whatever other rules say.
   static Rule replicated(const std::string& name, const std::vector<Shape>& slice_shapes);
 

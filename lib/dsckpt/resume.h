@@ -49,6 +49,9 @@ struct EngineFacts {
   // A pickle of a list with a dict of hyper-parameters for each group. For groups that the
   // checkpoint does not have.
   std::string settings = {};
+  // A pickle of the rules by which its model's slices go together, universal_checkpoint_info of
+  // DeepSpeed. They cut what is whole in a checkpoint. Empty: it has none.
+  std::string universal_info = {};
   // True: engine and checkpoint must have the same names. False: frozen parameters and buffers may
   // be missing on one side.
   bool strict = true;
@@ -127,7 +130,8 @@ class DSCKPT_EXPORT ResumePlans {
   std::shared_ptr<const Impl> impl_;
 };
 
-// All ranks load the same plan of weights, if SourceFacts::from_weights.
-DSCKPT_EXPORT ResumePlan plan_weights_alone(const Source& source);
+// The plan of all data-parallel ranks for weights (SourceFacts::from_weights). Throws
+// UnsupportedError for an engine with experts, and for a parameter that no rule cuts for its ranks.
+DSCKPT_EXPORT ResumePlan plan_weights_alone(const Source& source, const EngineFacts& engine);
 
 }  // namespace dsckpt

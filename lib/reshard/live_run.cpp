@@ -200,6 +200,11 @@ LiveEntries::LiveEntries(InputFiles& inputs, const Checkpoint& whole, const Chec
     wanted_.push_back({.name = tensor.name, .ep = tensor.ep, .experts = experts});
   }
   if (wanted_.empty()) return;
+  if (whole.facts().is_foreign()) {
+    take_params(world, target);
+    if (engine.strict) refuse_others(whole, engine);
+    return;
+  }
   are_copies_ = !target.param_dtype && !whole.facts().is_universal();
   RankFreeFiles files(inputs, whole);
   if (grid != nullptr && !grid->keeps_slices()) {
@@ -208,6 +213,16 @@ LiveEntries::LiveEntries(InputFiles& inputs, const Checkpoint& whole, const Chec
     take_tensors(files, whole, world, engine, target);
   }
   if (engine.strict) refuse_others(whole, engine);
+}
+
+// No file has these entries but those of the values.
+void LiveEntries::take_params(const Checkpoint& world, const ReshardTarget& target) {
+  const DType dtype = target.param_dtype.value_or(target.saved_param_dtype);
+  for (const Param& param : world.params()) {
+    const Param* owner = param.alias_of.empty() ? &param : world.find(param.alias_of);
+    found_.emplace(param.name,
+                   owner != nullptr && is_trained(*owner) ? param.weight.to(dtype) : param.weight);
+  }
 }
 
 void LiveEntries::take_tensors(RankFreeFiles& files, const Checkpoint& whole,

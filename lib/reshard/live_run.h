@@ -80,6 +80,7 @@ class LiveEntries {
     uint32_t ep = 0;      // EngineTensor::ep
     int64_t experts = 0;  // of a rank, in one tensor of AutoEP's
   };
+  void take_params(const Checkpoint& world, const ReshardTarget& target);
   void take_tensors(RankFreeFiles& files, const Checkpoint& whole, const Checkpoint& world,
                     const EngineFacts& engine, const ReshardTarget& target);
   void refuse_others(const Checkpoint& whole, const EngineFacts& engine) const;

@@ -132,7 +132,9 @@ Value own_module(ModelFile& file, const Value& saved) {
 }  // namespace
 
 Value module_value(ModelFile& file, const Value& saved) {
-  Value module = own_module(file, saved);
+  // All entries of the rank's are among the further ones.
+  const bool is_of_others = file.from.checkpoint.facts().run == RunKind::made && !file.more.empty();
+  Value module = is_of_others ? Value() : own_module(file, saved);
   if (file.more.empty()) return module;
   // A pipeline's ranks have no entries of their own.
   if (module.is_none()) module = ordered_dict(file.document());

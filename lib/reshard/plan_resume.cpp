@@ -23,6 +23,7 @@
 #include "io/far_files.h"
 #include "job/gather.h"
 #include "job/source.h"
+#include "reshard/engine_part.h"
 #include "reshard/files.h"
 #include "reshard/live_run.h"
 #include "reshard/refusals.h"
@@ -32,17 +33,6 @@
 
 namespace dsckpt {
 namespace {
-
-uint32_t stages_of(const EngineFacts& engine) {
-  return static_cast<uint32_t>(std::max(engine.stages.size(), size_t{1}));
-}
-
-// True if the model is in several files, or its ranks have different parts of it.
-bool is_split(const EngineFacts& engine) {
-  return !engine.stages.empty() || engine.tp > 1 ||
-         std::any_of(engine.tensors.begin(), engine.tensors.end(),
-                     [](const EngineTensor& tensor) { return tensor.ep > 0; });
-}
 
 void check_engine(const EngineFacts& engine) {
   if (engine.dp < 1 || engine.dp > kMaxRanks) {
@@ -120,17 +110,15 @@ struct PartOfRank {
   std::optional<Regrid> grid = {};  // of other tensor-parallel ranks or pipeline stages
   std::optional<Checkpoint> world = {};
 
-  PartOfRank(std::shared_ptr<const Checkpoint> source, const EngineFacts& engine)
+  PartOfRank(std::shared_ptr<const Checkpoint> source, const EngineFacts& engine,
+             const std::vector<TpRule>& rules, const InputFiles& inputs)
       : whole(std::move(source)) {
     const CheckpointFacts& facts = whole->facts();
     if (!facts.model_parallel && !is_split(engine)) return;
     const Where where{.file = whole->tag_folder().string()};
     if (facts.is_foreign()) {
-      throw UnsupportedError(
-          where,
-          "is of another framework: it is not loaded into an engine whose model is split over "
-          "ranks or files")
-          .with_hint("reshard, or to-universal, makes a checkpoint that DeepSpeed itself loads");
+      world.emplace(part_of(whole, engine, rules, inputs));
+      return;
     }
     refuse_folded(*whole);
     if (facts.mesh.tp == engine.tp && facts.mesh.pp == stages_of(engine) &&
@@ -155,6 +143,12 @@ struct PartOfRank {
 
   const Checkpoint& operator*() const { return world ? *world : *whole; }
 };
+
+std::vector<TpRule> rules_of(const Source& source) {
+  std::vector<TpRule> rules;
+  for (const std::string& rule : source->options.tp_rules) rules.push_back(TpRule::parse(rule));
+  return rules;
+}
 
 ReshardTarget target_for(const EngineFacts& engine, const LiveRun& run,
                          const Checkpoint& checkpoint, std::vector<std::string>& notes) {
@@ -312,7 +306,7 @@ void ResumePlan::gather(std::span<const StorageRead> reads, bool check, Progress
 struct ResumePlans::Impl {
   Impl(const Source& source, const EngineFacts& engine)
       : inputs(source->inputs),
-        part(loaded(source, engine), engine),
+        part(loaded(source, engine), engine, rules_of(source), *inputs),
         checkpoint(*part),
         run(engine, checkpoint, *inputs),
         target(target_for(engine, run, checkpoint, notes)),
@@ -365,13 +359,18 @@ ResumePlan ResumePlans::of_rank(uint32_t rank) const {
   return ResumePlan(std::move(plan));
 }
 
-ResumePlan plan_weights_alone(const Source& source) {
+ResumePlan plan_weights_alone(const Source& source, const EngineFacts& engine) {
   const Checkpoint& checkpoint = *source->checkpoint;
   if (!checkpoint.facts().from_weights()) {
     throw UsageError(source->path.string() + " is more than weights");
   }
+  check_engine(engine);
+  std::optional<Checkpoint> part;
+  if (is_split(engine)) {
+    part.emplace(part_of(source->checkpoint, engine, rules_of(source), *source->inputs));
+  }
   Files files;
-  files.add(state_dict_of(checkpoint));
+  files.add(state_dict_of(part ? *part : checkpoint));
   auto impl = std::make_shared<ResumePlan::Impl>(source->inputs, std::move(files));
   impl->of_weights = true;
   impl->folder = source->path.string();

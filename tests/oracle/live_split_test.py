@@ -22,6 +22,7 @@ import oracle
 import resume_check
 from live_load_test import TIMEOUT, after, held, raised, tool, unlike
 from make_checkpoints import free_port, run_forked
+from model_parallel_truth import universal_info
 from regrid_test import words
 
 ALL = bool(os.environ.get("DSCKPT_ALL"))
@@ -152,6 +153,44 @@ def compared(saved, size, source, options, scratch):
     return error, None if error else json.loads(report.read_text())
 
 
+# --- values without files of ranks, which the rules of the engine's model cut
+
+# As LOADS; the source is the whole model in a folder of torch.distributed.checkpoint, or its weights alone.
+DCP, WEIGHTS_ALONE = "to-dcp", "zero-to-fp32"
+VALUES = [
+    ("autotp2_dp2_z1_fp32", {}, DCP),
+    ("autotp2_dp2_z2_bf16", {"dp": 1}, DCP),
+    ("autotp2_dp2_z3_bf16", {"dp": 1}, WEIGHTS_ALONE),
+    ("autotp2_dp1_z1_uneven", {}, DCP),
+    ("autotp2_dp2_z2_fused", {"dp": 1}, WEIGHTS_ALONE),
+    ("autotp2_dp1_z1_bigcode", {}, DCP),
+    ("mpu_tp2_dp2_z2_bf16", {"dp": 1}, DCP),
+    ("mpu_tp2_dp1_z1_bf16", {}, WEIGHTS_ALONE),
+    ("pp2_dp2_z1_fp32", {"dp": 1}, DCP),
+    ("pp2_dp1_z1_bf16", {}, WEIGHTS_ALONE),
+    ("pp2_tp2_dp2_z1_fp32", {"dp": 1}, DCP),
+]
+
+
+def values_worker(rank, world, port, resume, source, reference, report, kinds, rules):
+    import dsckpt
+    engine, _ = start(resume, rank, port)
+    engine.load_checkpoint(str(reference))
+    native = held(engine, None)
+    engine, _ = start(resume, rank, port)
+    if rules and not hasattr(engine.module, "universal_checkpoint_info"):  # Megatron's modules have this method
+        engine.module.universal_checkpoint_info = lambda: rules
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*DeepSpeed's own load_checkpoint", dsckpt.DsckptWarning)
+        dsckpt.load_checkpoint(engine, source)
+    live = held(engine, None)
+    native, live = ({key: value for key, value in each.items() if key.startswith(kinds)} for each in (native, live))
+    lines = resume_check.everywhere(unlike(live, native, False))
+    if rank == 0:
+        report.write_text(json.dumps(lines if native else ["nothing was compared"]))
+    torch.distributed.barrier()
+
+
 # --- what is left to DeepSpeed
 
 # An engine's case, and why DeepSpeed itself loads it.
@@ -185,11 +224,13 @@ REFUSED = [
     ("moe_ep2_dp2_z1_bf16", {}, 8, OWN, "InconsistentError", "gate.wg.weight: has shape [8, 8]"),
     ("moe_ep2_dp2_z1_bf16", {}, 4, LOST_EXPERT, "InconsistentError", "layer_1_expert_2_mp_rank_00_model_states.pt"),
     ("moe_ep2_dp2_z1_bf16", {}, 4, LOST_TENSOR, "InconsistentError", "0.up.bias is in the engine, but in no file"),
-    ("moe_ep2_dp2_z1_bf16", {}, 4, WEIGHTS, "UnsupportedError", "weights alone are not loaded into"),
+    ("moe_ep2_dp2_z1_bf16", {}, 4, WEIGHTS, "UnsupportedError", "an engine with experts"),
+    ("moe_ep2_dp2_z1_bf16", {}, 4, FOREIGN, "UnsupportedError", "an engine with experts"),
     ("pp2_dp1_z1_bf16", {}, 0, OTHER_LAYER, "InconsistentError", "1.more: is not in the engine"),
     ("autotp2_dp1_z1_bf16", {}, 0, "autoep2_dp2_z1_bf16", "UnsupportedError", "has experts of AutoEP"),
+    ("mpu_tp2_dp1_z1_bf16", {}, 0, FOREIGN, "UnsupportedError", "has no rule that says how 2 tensor-parallel ranks"),
+    ("mpu_tp2_dp1_z1_bf16", {}, 0, WEIGHTS, "UnsupportedError", "has no rule that says how 2 tensor-parallel ranks"),
     ("autotp2_dp1_z1_bf16", {}, 0, "pp2_dp1_z1_bf16", "InconsistentError", "of a pipeline, and the engine is none"),
-    ("autotp2_dp1_z1_bf16", {}, 0, FOREIGN, "UnsupportedError", "of another framework"),
 ]
 
 
@@ -252,6 +293,27 @@ class LiveSplitTest(unittest.TestCase):
                 error, lines = compared(resume_check.saved_now(case, scratch / case.name), {"dp": 1, "ep": 1}, "native", {}, scratch)
                 self.assertIsNone(error)
                 self.assertEqual(lines, [])
+
+    def test_ranks_hold_their_parts_of_values_without_files_of_ranks(self):
+        """The same as after DeepSpeed's own load of what reshard makes of them, like a checkpoint of the run."""
+        for name, size, maker in VALUES:
+            if os.environ.get("DSCKPT_CASES", "") not in name:
+                continue
+            with self.subTest(case=name, of=maker), tempfile.TemporaryDirectory() as scratch:
+                scratch, case = pathlib.Path(scratch), oracle.Case(resume_check.case_folder(name))
+                resume = resume_check.Resume(case.folder, size)
+                options = ["--dp", "2"] if maker == DCP else ["--safe-serialization"]
+                tool(maker, case.load_dir, scratch / "values", *options)
+                tool("reshard", scratch / "values", scratch / "reference", "--dp",
+                     str({**case.facts["topology"], **size}["dp"]), "--like", case.load_dir)
+                kinds = ("module ", "master ", "state ") if maker == DCP else ("module ", "master ")
+                port, report, world = free_port(), scratch / "report.json", resume.case(False).world
+                error = run_forked(values_worker, scratch / "logs",
+                                   [(rank, world, port, resume, scratch / "values", scratch / "reference", report, kinds,
+                                     universal_info(case))
+                                    for rank in range(world)], timeout=TIMEOUT)
+                self.assertIsNone(error)
+                self.assertEqual(json.loads(report.read_text()), [])
 
     def test_engines_that_are_left_to_deepspeed_say_why(self):
         for name, why in LEFT:

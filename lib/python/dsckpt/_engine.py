@@ -114,6 +114,7 @@ def facts(engine, wrapper, strict):
         "round_robin": bool(getattr(optimizer, "round_robin_gradients", False)),
         "parameter_alignment": bool(getattr(optimizer, "parameter_alignment", False)),
         "sub_group_size": int(getattr(optimizer, "sub_group_size", 0) or 0),
+        "universal_info": _rules_of(engine.module),
         "strict": strict,
     }  # fmt: skip
     groups = wrapper.param_groups()
@@ -129,6 +130,13 @@ def facts(engine, wrapper, strict):
     settings = [{key: value for key, value in group.items() if key != "params" and _is_plain(value)}
                 for group in wrapper.inner.param_groups]
     return known, tensors, names, pickle.dumps(settings, protocol=2)
+
+
+def _rules_of(module):
+    """A pickle of the rules by which its slices go together; empty if it has none. Megatron's have a method."""
+    rules = getattr(module, "universal_checkpoint_info", None)
+    rules = rules() if callable(rules) else rules
+    return pickle.dumps(dict(rules), protocol=2) if rules else b""
 
 
 def state_of(engine):

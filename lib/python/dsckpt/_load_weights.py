@@ -18,8 +18,8 @@ class WeightsLoad:
         self.reads = []
 
     def prepare(self):
-        if _engine.is_pipeline(self.engine) or _engine.has_experts(self.engine):
-            raise UnsupportedError("weights alone are not loaded into pipelines, nor into models with experts")
+        if _engine.has_experts(self.engine):
+            raise UnsupportedError("weights alone are not loaded into models with experts")
         state = _engine.state_of(self.engine)
         found = self.found
         names = {}

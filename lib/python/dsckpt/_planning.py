@@ -103,7 +103,7 @@ def _planner(reader, facts):
     import dsckpt_native
     if reader.facts():
         return dsckpt_native.Plans(reader, *facts).of_rank
-    weights = dsckpt_native.Resume.of_weights(reader)
+    weights = dsckpt_native.Resume.of_weights(reader, *facts)
     return lambda rank: weights
 
 

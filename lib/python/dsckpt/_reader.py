@@ -8,7 +8,7 @@ import os
 from . import _tool
 
 
-_INTERFACE = 9  # of the compiled module
+_INTERFACE = 10  # of the compiled module
 
 
 def is_native():

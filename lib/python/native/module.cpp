@@ -360,14 +360,68 @@ class Reader {
   std::vector<SourceTensor> tensors_;
 };
 
+// (name, kind, dtype, shape, alias_of, ep)
+using EngineEntry =
+    std::tuple<std::string, std::string, std::string, std::vector<int64_t>, std::string, uint32_t>;
+
+ParamKind kind_called(const std::string& name) {
+  for (const ParamKind kind : {ParamKind::trainable, ParamKind::frozen, ParamKind::buffer}) {
+    if (name == to_string(kind)) return kind;
+  }
+  throw nb::value_error("no kind of a parameter");
+}
+
+DType dtype_called(const std::string& name) {
+  for (size_t i = 0; i < kDTypeCount; ++i) {
+    if (torch_name(static_cast<DType>(i)) == name) return static_cast<DType>(i);
+  }
+  throw UnsupportedError({}, "the engine has a tensor of type " + name);
+}
+
+// `known` has the fields of EngineFacts by name, except tensors, groups and settings.
+EngineFacts engine_facts(const nb::dict& known, const std::vector<EngineEntry>& tensors,
+                         std::vector<std::vector<std::string>> groups, const nb::bytes& settings) {
+  EngineFacts engine{.dp = nb::cast<uint32_t>(known["dp"]),
+                     .stages = nb::cast<std::vector<uint32_t>>(known["stages"]),
+                     .tp = nb::cast<uint32_t>(known["tp"]),
+                     .mp_rank = nb::cast<uint32_t>(known["mp_rank"]),
+                     .stage = nb::cast<int>(known["stage"]),
+                     .wrapper = nb::cast<std::string>(known["wrapper"]),
+                     .precision = nb::cast<std::string>(known["precision"]),
+                     .ds_version = nb::cast<std::string>(known["ds_version"]),
+                     .ds_config = nb::cast<std::string>(known["ds_config"]),
+                     .round_robin = nb::cast<bool>(known["round_robin"]),
+                     .parameter_alignment = nb::cast<bool>(known["parameter_alignment"]),
+                     .sub_group_size = nb::cast<uint64_t>(known["sub_group_size"]),
+                     .tensors = {},
+                     .groups = std::move(groups),
+                     .settings = as_string(settings),
+                     .universal_info = as_string(nb::cast<nb::bytes>(known["universal_info"])),
+                     .strict = nb::cast<bool>(known["strict"])};
+  for (const auto& [name, kind, dtype, shape, alias_of, ep] : tensors) {
+    engine.tensors.push_back({.name = name,
+                              .kind = kind_called(kind),
+                              .dtype = dtype_called(dtype),
+                              .shape = Shape(shape.begin(), shape.end()),
+                              .alias_of = alias_of,
+                              .ep = ep});
+  }
+  return engine;
+}
+
 // The tensors that a rank of a running engine loads.
 class Resume {
  public:
   Resume(std::shared_ptr<FarFolders> folders, ResumePlan plan)
       : folders_(std::move(folders)), plan_(std::move(plan)) {}
-  // Those that every rank loads of weights.
-  static Resume of_weights(const Reader& reader) {
-    return {reader.folders(), plan_weights_alone(reader.source())};
+  // Those that every data-parallel rank loads of weights.
+  static Resume of_weights(const Reader& reader, const nb::dict& engine,
+                           const std::vector<EngineEntry>& tensors,
+                           std::vector<std::vector<std::string>> groups,
+                           const nb::bytes& settings) {
+    return {reader.folders(),
+            plan_weights_alone(reader.source(),
+                               engine_facts(engine, tensors, std::move(groups), settings))};
   }
   // Takes what encode() gave in another process.
   static Resume decode(std::shared_ptr<FarFolders> folders, const nb::bytes& bytes) {
@@ -433,16 +487,12 @@ class Resume {
 // Those of all ranks, from a Reader with states.
 class Plans {
  public:
-  // (name, kind, dtype, shape, alias_of, ep)
-  using Tensor = std::tuple<std::string, std::string, std::string, std::vector<int64_t>,
-                            std::string, uint32_t>;
-
-  // `engine` has the fields of EngineFacts by name, except tensors, groups and settings.
-  Plans(const Reader& reader, const nb::dict& engine, const std::vector<Tensor>& tensors,
+  // The facts are as engine_facts() takes them.
+  Plans(const Reader& reader, const nb::dict& engine, const std::vector<EngineEntry>& tensors,
         std::vector<std::vector<std::string>> groups, const nb::bytes& settings)
       : folders_(reader.folders()),
         opening_(reader.opening()),
-        plans_(planned(reader, engine, tensors, std::move(groups), settings)) {}
+        plans_(planned(reader, engine_facts(engine, tensors, std::move(groups), settings))) {}
 
   Resume of_rank(uint32_t rank) const {
     const nb::gil_scoped_release release;
@@ -450,48 +500,7 @@ class Plans {
   }
 
  private:
-  static ParamKind kind_called(const std::string& name) {
-    for (const ParamKind kind : {ParamKind::trainable, ParamKind::frozen, ParamKind::buffer}) {
-      if (name == to_string(kind)) return kind;
-    }
-    throw nb::value_error("no kind of a parameter");
-  }
-
-  static DType dtype_called(const std::string& name) {
-    for (size_t i = 0; i < kDTypeCount; ++i) {
-      if (torch_name(static_cast<DType>(i)) == name) return static_cast<DType>(i);
-    }
-    throw UnsupportedError({}, "the engine has a tensor of type " + name);
-  }
-
-  static ResumePlans planned(const Reader& reader, const nb::dict& known,
-                             const std::vector<Tensor>& tensors,
-                             std::vector<std::vector<std::string>> groups,
-                             const nb::bytes& settings) {
-    EngineFacts engine{.dp = nb::cast<uint32_t>(known["dp"]),
-                       .stages = nb::cast<std::vector<uint32_t>>(known["stages"]),
-                       .tp = nb::cast<uint32_t>(known["tp"]),
-                       .mp_rank = nb::cast<uint32_t>(known["mp_rank"]),
-                       .stage = nb::cast<int>(known["stage"]),
-                       .wrapper = nb::cast<std::string>(known["wrapper"]),
-                       .precision = nb::cast<std::string>(known["precision"]),
-                       .ds_version = nb::cast<std::string>(known["ds_version"]),
-                       .ds_config = nb::cast<std::string>(known["ds_config"]),
-                       .round_robin = nb::cast<bool>(known["round_robin"]),
-                       .parameter_alignment = nb::cast<bool>(known["parameter_alignment"]),
-                       .sub_group_size = nb::cast<uint64_t>(known["sub_group_size"]),
-                       .tensors = {},
-                       .groups = std::move(groups),
-                       .settings = as_string(settings),
-                       .strict = nb::cast<bool>(known["strict"])};
-    for (const auto& [name, kind, dtype, shape, alias_of, ep] : tensors) {
-      engine.tensors.push_back({.name = name,
-                                .kind = kind_called(kind),
-                                .dtype = dtype_called(dtype),
-                                .shape = Shape(shape.begin(), shape.end()),
-                                .alias_of = alias_of,
-                                .ep = ep});
-    }
+  static ResumePlans planned(const Reader& reader, const EngineFacts& engine) {
     std::optional<ResumePlans> plans;
     carry_out(*reader.folders(), nb::none(), *reader.opening(), [&](Progress&) {
       with_threads(default_threads(), [&] { plans.emplace(reader.source(), engine); });
@@ -537,6 +546,7 @@ void translate(const std::exception_ptr& thrown, void*) {
 }  // namespace dsckpt
 
 NB_MODULE(dsckpt_native, module) {
+  using dsckpt::EngineEntry;
   using dsckpt::FarFolders;
   using dsckpt::Plans;
   using dsckpt::Reader;
@@ -544,7 +554,7 @@ NB_MODULE(dsckpt_native, module) {
   // Worker processes of data loaders keep their Reader until they end.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(dsckpt::translate);
-  module.attr("INTERFACE") = 9;  // as in dsckpt/_reader.py; increased when anything below changes
+  module.attr("INTERFACE") = 10;  // as in dsckpt/_reader.py; increased when anything below changes
   module.attr("READS_URLS") = DSCKPT_READS_URLS;
   nb::class_<FarFolders>(module, "FarFolders").def(nb::init<>());
   nb::class_<Reader>(module, "Reader")
@@ -564,12 +574,13 @@ NB_MODULE(dsckpt_native, module) {
       .def("check", &Reader::check, "index"_a, "progress"_a.none())
       .def("view", &Reader::view, "index"_a);
   nb::class_<Plans>(module, "Plans")
-      .def(nb::init<const Reader&, const nb::dict&, const std::vector<Plans::Tensor>&,
+      .def(nb::init<const Reader&, const nb::dict&, const std::vector<EngineEntry>&,
                     std::vector<std::vector<std::string>>, const nb::bytes&>(),
            "reader"_a, "engine"_a, "tensors"_a, "groups"_a, "settings"_a)
       .def("of_rank", &Plans::of_rank, "rank"_a);
   nb::class_<Resume>(module, "Resume")
-      .def_static("of_weights", &Resume::of_weights, "reader"_a)
+      .def_static("of_weights", &Resume::of_weights, "reader"_a, "engine"_a, "tensors"_a,
+                  "groups"_a, "settings"_a)
       .def_static("decode", &Resume::decode, "folders"_a, "bytes"_a)
       .def("encode", &Resume::encode)
       .def("is_of_weights", &Resume::is_of_weights)
