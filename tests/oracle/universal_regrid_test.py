@@ -23,7 +23,8 @@ import oracle
 import resume_check
 from live_load_test import TIMEOUT, after, unlike
 from make_checkpoints import DEFAULT_SEED, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
-from regrid_test import files_below, value_in, words
+from native_checkpoint import differences
+from regrid_test import files_below, load, value_in, words
 from reshard_mp_resume_test import TOLERANCE
 from reshard_mp_test import TESTDATA
 from split_values_test import write_weights
@@ -187,6 +188,33 @@ class UniversalRegridTest(oracle.OracleTest):
                         self.assertTrue(torch.equal(value_in(found[path]), value_in(expected[path])), path)
                     else:
                         self.assertEqual(found[path].read_bytes(), expected[path].read_bytes(), path)
+
+    def test_other_values_get_into_it_as_into_the_native_checkpoint(self):
+        """Other weights, and values of torch.distributed.checkpoint and of weights alone like a universal one."""
+        for name, tp, pp in (("autotp2_dp2_z2_bf16", 4, 1), ("autotp2_dp2_z3_bf16", 1, 1), ("autotp2_dp1_z1_bigcode", 4, 1)):
+            case = oracle.Case(TESTDATA / name)
+            if not re.search(os.environ.get("DSCKPT_CASES", ""), name):
+                continue
+            with self.subTest(case=name), tempfile.TemporaryDirectory() as scratch:
+                folder = pathlib.Path(scratch)
+                write_weights(case, folder)
+                universal = self.make_universal(case, folder / "universal")
+                self.run_well("to-dcp", folder / "dcp", case.load_dir, folder / "dcp", "--dp", 2)
+                weights, grid = folder / "given.safetensors", words(case, tp, pp, 1, [])
+                for what, command in (("weights", [None, "--weights-from", weights]), ("start", [weights, "--like", None]),
+                                      ("values", [folder / "dcp", "--like", None])):
+                    for source in ("native", "universal"):
+                        of_run = case.load_dir if source == "native" else universal
+                        output = folder / f"{what}_{source}"
+                        self.run_well("reshard", output, *(of_run if word is None else word for word in command[:1]), output,
+                                      *(of_run if word is None else word for word in command[1:]), *grid)
+                    self.assert_same(folder / f"{what}_universal", folder / f"{what}_native")
+
+    def assert_same(self, found, expected):
+        self.assertEqual(set(files_below(found)), set(files_below(expected)))
+        for path, file in files_below(expected).items():
+            if path.suffix == ".pt":
+                self.assertEqual(differences(load(found / path), load(file)), [], path)
 
 
 if __name__ == "__main__":
