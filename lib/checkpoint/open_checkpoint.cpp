@@ -297,7 +297,8 @@ Checkpoint Checkpoint::world(uint32_t mp_rank) const {
   if (!world.uncut.empty()) {
     throw UnsupportedError({.file = whole.folder.path.string(), .tensor = world.uncut},
                            "is whole, and no simple rule cuts it for " +
-                               counted(whole.facts.mesh.tp, "tensor-parallel rank"));
+                               counted(whole.facts.mesh.tp, "tensor-parallel rank"))
+        .with_hint("--tp-rule REGEX=cat:0, REGEX=cat:1 or REGEX=replicated gives one");
   }
   assemble_alone(draft, world);
   drop_incomplete(draft);

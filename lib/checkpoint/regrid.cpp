@@ -308,7 +308,7 @@ void Regrid::find_layers(const GridOptions& options) {
   if (!is_universal()) {
     layers_ = layers_with_files(run_);
   } else if (module.is_none()) {
-    refuse_lost_entries();
+    take_lost_entries(options);
     layers_ = named_layers(options);
   }
   for (const RegridLayer& layer : layers_) {
@@ -318,27 +318,58 @@ void Regrid::find_layers(const GridOptions& options) {
 }
 
 // Only the folders of parameters have the values of a pipeline's layers. DeepSpeed's converter
-// gives none to what is not trained.
-void Regrid::refuse_lost_entries() const {
-  const auto refuse = [&](const std::string& name, const char* kind) {
-    if (source_.find(name) != nullptr) return;
-    throw UnsupportedError({.file = source_.tag_folder().string(), .tensor = name},
-                           std::string("is a ") + kind +
-                               " of a pipeline, and in no file: universal checkpoints of "
-                               "DeepSpeed's converter lack it")
-        .with_hint("the to-universal of dsckpt writes it too");
+// gives none to what is not trained, and its loader leaves that as the engine has it.
+void Regrid::take_lost_entries(const GridOptions& options) {
+  if (options.held != nullptr) return;
+  std::vector<std::string> taken;
+  const auto take = [&](const std::string& name, const char* kind) {
+    if (find(name) != nullptr) return;
+    const Param* of_like = options.like == nullptr ? nullptr : options.like->find(name);
+    if (of_like == nullptr) {
+      throw UnsupportedError({.file = source_.tag_folder().string(), .tensor = name},
+                             std::string("is a ") + kind +
+                                 " of a pipeline, and in no file: universal checkpoints of "
+                                 "DeepSpeed's converter lack it")
+          .with_hint(
+              "the to-universal of dsckpt writes it too, and --like CHECKPOINT takes it from "
+              "a checkpoint of the new run");
+    }
+    Param& made = lost_.emplace_back(*of_like);
+    made.states.clear();
+    made.step = {};
+    made.others = {};
+    taken.push_back(name);
   };
   for (const CheckpointFile& file : source_.files().model) {
     const Value root = file.archive->root();
     for (const Value& name : root.find_or_none(keys::kBufferNames).sequence_or_empty()) {
-      if (name.is(Kind::string)) refuse(std::string(name.as_string()), "buffer");
+      if (name.is(Kind::string)) take(std::string(name.as_string()), "buffer");
     }
     const Value frozen = root.find_or_none(keys::kFrozenParamShapes);
     if (!frozen.is_mapping()) continue;
     for (const auto& [name, shape] : frozen.as_dict().items) {
-      if (name.is(Kind::string)) refuse(std::string(name.as_string()), "frozen parameter");
+      if (name.is(Kind::string)) take(std::string(name.as_string()), "frozen parameter");
     }
   }
+  if (taken.empty()) return;
+  notes_.push_back(
+      "buffers and frozen parameters that the universal checkpoint lacks have the "
+      "values of " +
+      options.like->tag_folder().string() + ": " + some_of(taken));
+}
+
+const Param* Regrid::find(const std::string& name) const {
+  for (const Param& each : lost_) {
+    if (each.name == name) return &each;
+  }
+  return source_.find(name);
+}
+
+std::vector<const Param*> Regrid::all_params() const {
+  std::vector<const Param*> all;
+  for (const Param& each : source_.params()) all.push_back(&each);
+  for (const Param& each : lost_) all.push_back(&each);
+  return all;
 }
 
 namespace {
@@ -368,7 +399,8 @@ void take_files_of(const std::vector<RegridLayer>& files, std::vector<RegridLaye
 std::vector<RegridLayer> Regrid::named_layers(const GridOptions& options) const {
   std::map<uint32_t, RegridLayer> by_number;
   std::map<std::string, RegridLayer> tied;  // by the front of the names
-  for (const Param& each : source_.params()) {
+  for (const Param* param : all_params()) {
+    const Param& each = *param;
     const std::string front = tied_front(each.name);
     const auto number = layer_number(each.name);
     if (number) {
@@ -418,11 +450,12 @@ uint32_t Regrid::number_of_tied(const std::string& front, const std::vector<Regr
   uint32_t end = layers.empty() ? 1 : layers.back().index + 2;
   for (uint32_t stage = 0; stage < old_.pp; ++stage) {
     const bool is_past = stage_of_it.has_value();
-    for (const Param& each : base(stage * old_.tp).params()) {
-      if (!is_past && tied_front(each.name) == front) stage_of_it = stage;
+    const std::vector<std::string> names = names_in(stage);
+    for (const std::string& name : names) {
+      if (!is_past && tied_front(name) == front) stage_of_it = stage;
     }
-    for (const Param& each : base(stage * old_.tp).params()) {
-      const auto number = layer_number(each.name);
+    for (const std::string& name : names) {
+      const auto number = layer_number(name);
       if (!number) continue;
       if (!stage_of_it) begin = std::max(begin, *number + 1);
       if (is_past) end = std::min(end, *number);
@@ -462,8 +495,8 @@ void Regrid::find_modules() {
 // again. Only the first place of the latter is told by the stages that have it.
 void Regrid::place_tied() {
   for (uint32_t stage = 0; stage < old_.pp; ++stage) {
-    for (const Param& each : base(stage * old_.tp).params()) {
-      const std::string front = tied_front(each.name);
+    for (const std::string& name : names_in(stage)) {
+      const std::string front = tied_front(name);
       if (front.empty()) continue;
       std::vector<uint32_t>& stages = tied_[front];
       if (!is_listed(stages, stage)) stages.push_back(stage);
@@ -485,8 +518,8 @@ std::vector<StageLayer> Regrid::stage_layers() const {
   std::vector<StageLayer> layers(layers_.back().index + size_t{1});
   std::map<uint32_t, uint32_t> stage_of;
   for (uint32_t stage = 0; stage < old_.pp; ++stage) {
-    for (const Param& each : base(stage * old_.tp).params()) {
-      if (const auto number = layer_number(each.name)) stage_of.emplace(*number, stage);
+    for (const std::string& name : names_in(stage)) {
+      if (const auto number = layer_number(name)) stage_of.emplace(*number, stage);
     }
   }
   std::map<std::set<std::string>, std::vector<uint32_t>> alike;
@@ -614,6 +647,20 @@ const Checkpoint& Regrid::base(uint32_t mp_rank) const {
   return *made;
 }
 
+// The checkpoint's stages have them. No slice of a universal one has to be there for that.
+std::vector<std::string> Regrid::names_in(uint32_t stage) const {
+  std::vector<std::string> names;
+  if (!is_universal()) {
+    for (const Param& each : base(stage * old_.tp).params()) names.push_back(each.name);
+    return names;
+  }
+  const Value shapes = model_of(stage * old_.tp).root().find_or_none(keys::kParamShapes);
+  for (const Value& group : shapes.sequence_or_empty()) {
+    for (const auto& [name, shape] : group.as_dict().items) names.emplace_back(name.as_string());
+  }
+  return names;
+}
+
 CheckpointDraft Regrid::draft_of_base(uint32_t mp_rank) const {
   return run_.facts().model_parallel ? run_.draft_of_world(mp_rank) : run_.draft();
 }
@@ -623,7 +670,7 @@ const TorchArchive& Regrid::model_of(uint32_t mp_rank) const {
 }
 
 const Param& Regrid::param(const std::string& name) const {
-  const Param* found = source_.find(name);
+  const Param* found = find(name);
   if (found == nullptr) {
     throw UnsupportedError({.file = source_.tag_folder().string(), .tensor = name},
                            "has values in no file");
@@ -726,7 +773,8 @@ Checkpoint Regrid::world(uint32_t mp_rank) const {
   const uint32_t stage = mp_rank / mesh_.tp;
   const uint32_t tp_rank = mp_rank % mesh_.tp;
   std::vector<Param> params;
-  for (const Param& each : source_.params()) {
+  for (const Param* whole : all_params()) {
+    const Param& each = *whole;
     if (!is_in(each.name, stage)) continue;
     Param& made = params.emplace_back(keeps_slices() ? present_slice(each.name, tp_rank)
                                                      : slice(each, tp_rank));

@@ -32,7 +32,8 @@ struct GridOptions {
   // equal now. Default: these stay equal.
   std::optional<int64_t> kv_heads = {};
   // A checkpoint of the new run, or nullptr. Its files tell the layers of a pipeline where those of
-  // a universal checkpoint do not.
+  // a universal checkpoint do not. It has the values of buffers and frozen parameters that this one
+  // lacks.
   const Checkpoint* like = nullptr;
   // The names of a running rank, which is the only one that is asked for, or nullptr. They tell the
   // tied modules that it has.
@@ -95,7 +96,9 @@ class Regrid {
   std::vector<RegridLayer> named_layers(const GridOptions& options) const;
   uint32_t number_of_tied(const std::string& front, const std::vector<RegridLayer>& layers,
                           const GridOptions& options) const;
-  void refuse_lost_entries() const;
+  void take_lost_entries(const GridOptions& options);
+  const Param* find(const std::string& name) const;
+  std::vector<const Param*> all_params() const;
   void choose_vocabulary(const GridOptions& options);
   void find_modules();
   void choose_stages(const GridOptions& options);
@@ -113,6 +116,7 @@ class Regrid {
   uint32_t base_stage(uint32_t stage) const;
   // The world of a rank of the checkpoint.
   const Checkpoint& base(uint32_t mp_rank) const;
+  std::vector<std::string> names_in(uint32_t stage) const;
   CheckpointDraft draft_of_base(uint32_t mp_rank) const;
   const TorchArchive& model_of(uint32_t mp_rank) const;
   const Param& present_slice(const std::string& name, uint32_t tp_rank) const;
@@ -126,6 +130,8 @@ class Regrid {
   std::optional<int64_t> padded_;
   std::optional<int64_t> old_padded_;
   std::optional<int64_t> kv_heads_;
+  // Parts of a pipeline that a universal checkpoint lacks, from GridOptions::like.
+  std::vector<Param> lost_;
   std::vector<RegridLayer> layers_;  // by index
   // How many experts a layer has, by the part of their names before the number.
   KeyedMap<std::string, int64_t> experts_;

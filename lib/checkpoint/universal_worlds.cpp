@@ -127,13 +127,12 @@ class WorldsFinder {
       param.cut = std::make_shared<const TpCut>(TpCut::whole());
       return;
     }
+    const UniversalInfo::Rule rule = info.rule_for(param.name, slices);
+    fill_up(param, rule);
     if (mesh_.tp == 1) {
-      fill_up(param, slices.front());
-      if (draft_.options.cut_anew) param.cut = info.rule_for(param.name, slices).cut();
+      if (draft_.options.cut_anew) param.cut = rule.cut();
       return;
     }
-    const UniversalInfo::Rule rule = info.rule_for(param.name, slices);
-    fill_up(param, rule.shape());
     if (param.kind == ParamKind::buffer && param.weight.shape() != rule.shape()) {
       param.weight = rule.merge(copies_of(param.name), "buffer");
     }
@@ -158,10 +157,15 @@ class WorldsFinder {
   }
 
   // Adds the rows that only pad a vocabulary, which the files of parameters have not.
-  static void fill_up(Param& param, const Shape& shape) {
+  static void fill_up(Param& param, const UniversalInfo::Rule& rule) {
     const Shape& stored = param.weight.shape();
-    if (!param.form.vocab_rows || stored.empty() || stored.size() != shape.size() ||
-        stored[0] >= shape[0] || !std::equal(stored.begin() + 1, stored.end(), shape.begin() + 1)) {
+    const Shape& shape = rule.shape();
+    if (!param.form.vocab_rows || stored.empty() || stored.size() != shape.size()) return;
+    if (const auto& rows = rule.form().vocab_rows; rows && stored[0] != *rows) {
+      throw InconsistentError(
+          {}, "has " + counted(stored[0], "row") + " of a vocabulary of " + std::to_string(*rows));
+    }
+    if (stored[0] >= shape[0] || !std::equal(stored.begin() + 1, stored.end(), shape.begin() + 1)) {
       return;
     }
     Shape padding = shape;
@@ -197,7 +201,9 @@ class WorldsFinder {
       world.wrapper_state = draft_.wrapper_state;
       for (const NamedShapes& group : ranks_[mp_rank]->param_shapes) {
         for (const auto& [name, shape] : group) {
-          auto owned = slice(*by_name.at(name), shape, static_cast<uint32_t>(mp_rank) % mesh_.tp);
+          const auto whole = by_name.find(name);
+          if (whole == by_name.end()) continue;
+          auto owned = slice(*whole->second, shape, static_cast<uint32_t>(mp_rank) % mesh_.tp);
           if (owned) {
             world.owned.push_back(std::move(*owned));
           } else if (world.uncut.empty()) {

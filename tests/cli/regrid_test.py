@@ -129,8 +129,11 @@ class RegridTest(unittest.TestCase):
     def test_buffers_of_a_pipeline_that_a_universal_checkpoint_lacks(self):
         folder = self.universal(PIPELINE)
         shutil.rmtree(folder / "zero" / "1.running")
-        self.refused(folder, ["--like", TESTDATA / PIPELINE / "ckpt"], 3, "1.running: is a buffer of a pipeline, and in no file",
-                     "to-universal of dsckpt writes it")
+        self.refused(folder, ["--stages", "uniform"], 3, "1.running: is a buffer of a pipeline, and in no file",
+                     "to-universal of dsckpt writes it", "--like CHECKPOINT takes it")
+        done = self.run_tool(folder, "--like", TESTDATA / PIPELINE / "ckpt")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr + done.stdout, "lacks have the values of .*: '1.running'")
 
     def test_universal_checkpoints_of_experts_stay_universal(self):
         self.refused(self.universal("model_parallel/moe_ep2_dp2_z1_bf16"), [], 3, "has experts", "checkpoint.load_universal")
@@ -142,6 +145,12 @@ class RegridTest(unittest.TestCase):
         self.refused(folder, ["--tp-rule", "nothing=cat:0"], 2, "fits no parameter")
         self.refused(folder, ["--tp-rule", r".*input_layernorm.weight=cat:0"], 3, "input_layernorm.weight: has shape",
                      "the slices of the tensor-parallel ranks make")
+
+    def test_a_universal_vocabulary_that_lost_rows(self):
+        folder = self.universal("model_parallel/mpu_tp2_dp1_z1_bf16")
+        shutil.rmtree(folder / "zero" / "embedding.word_embeddings.weight")
+        shutil.copytree(folder / "zero" / "embedding.position_embeddings.weight", folder / "zero" / "embedding.word_embeddings.weight")
+        self.refused(folder, ["--tp", 4, "--padded-vocab-size", 64], 3, "embedding.word_embeddings.weight: has ")
 
     def test_weights_have_no_ranks(self):
         weights = self.out.parent / "weights"

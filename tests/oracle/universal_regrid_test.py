@@ -42,7 +42,7 @@ ROWS = [
     ("autotp2_dp2_z3_bf16", {"dp": 1}, [], OURS),
     ("pp2_dp2_z1_fp32", {"pp": 1, "dp": 1}, [], OURS),
     ("pp2_dp1_z1_fp16", {"pp": 3}, ["--stages", "uniform"], OURS),
-    ("pp2_dp2_z1_bf16", {"dp": 1}, [], OURS),
+    ("pp2_dp2_z1_bf16", {"dp": 1}, [], THEIRS),
     ("pp2_tp2_dp2_z1_fp32", {"tp": 1}, [], OURS),
     ("pp2_tp2_dp1_z1_bf16", {"pp": 1}, [], OURS),
 ]
@@ -108,18 +108,23 @@ class UniversalRegridTest(oracle.OracleTest):
             (folder / "latest_universal").write_text(universal.name)
         return folder
 
-    def like_of(self, case, folder, grid):
-        """A checkpoint of the new run with other weights, which tells the layers of a pipeline."""
+    def like_of(self, case, folder, grid, maker=OURS):
+        """A checkpoint of the new run with other weights, which tells the layers of a pipeline.
+
+        It has the buffers that DeepSpeed's converter leaves out.
+        """
         if case.facts["topology"]["pp"] == 1:
             return []
-        write_weights(case, folder)
-        self.run_well("reshard", folder / "like", case.load_dir, folder / "like", "--weights-from",
-                      folder / "given.safetensors", *grid)
+        weights = []
+        if maker == OURS:
+            write_weights(case, folder)
+            weights = ["--weights-from", folder / "given.safetensors"]
+        self.run_well("reshard", folder / "like", case.load_dir, folder / "like", *weights, *grid)
         return ["--like", folder / "like"]
 
-    def each_row(self, check):
+    def each_row(self, check, rows=ROWS):
         by_name = {case.name: case for case in make_model_parallel.CASES}
-        for name, size, more, maker in ROWS:
+        for name, size, more, maker in rows:
             if not re.search(os.environ.get("DSCKPT_CASES", ""), name):
                 continue
             with self.subTest(case=name, **size), tempfile.TemporaryDirectory() as scratch:
@@ -128,7 +133,7 @@ class UniversalRegridTest(oracle.OracleTest):
                 folder = pathlib.Path(scratch)
                 universal = self.make_universal(case, folder / "universal", maker)
                 self.run_well("reshard", folder / "out", universal, folder / "out", *grid,
-                              *self.like_of(case, folder, grid))
+                              *self.like_of(case, folder, grid, maker))
                 check(case, target, folder, size)
 
     def load(self, target, source, output):
@@ -156,7 +161,8 @@ class UniversalRegridTest(oracle.OracleTest):
             self.assertLessEqual(abs(ours - theirs), tolerance)
 
     def test_running_engines_hold_what_they_would_hold_of_reshards_files(self):
-        self.each_row(self.compare_live)
+        # An engine does not load buffers that are in no file.
+        self.each_row(self.compare_live, [row for row in ROWS if row[0][:2] != "pp" or row[3] == OURS])
 
     def compare_live(self, case, target, folder, size):
         resume, port, report = resume_check.Resume(case.folder, size), free_port(), folder / "report.json"
