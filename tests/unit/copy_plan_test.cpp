@@ -56,7 +56,7 @@ TEST(CopyPlan, HasBytesOnceThatArePutTwice) {
   EXPECT_EQ(plan.items().size(), 2u);
 }
 
-// As experts one by one, of which two tensors have all.
+// Experts one by one are such elements of two tensors.
 TEST(CopyPlan, HasAnUpdateOnceWhoseElementsAreApart) {
   const auto floats = [](uint64_t offset, Shape shape) {
     const auto bytes = static_cast<uint64_t>(numel(shape)) * 4;
