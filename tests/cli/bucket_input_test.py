@@ -47,8 +47,8 @@ setUpModule = tools.skip_without_object_stores
 
 
 def inputs(half=None):
-    """Paths below testdata/ of everything that is a checkpoint, or a file of one. Without BUCKETS=all, one half of
-    them, 0 or 1, if it is given: one is read from a store, the other is written into one."""
+    """Paths below testdata/ of everything that is a checkpoint, or a file of one. `half`, 0 or 1: only this half of
+    them, without BUCKETS=all. Stores are read in tests of the first half, and written in those of the second."""
     found = []
     for case in sorted(TESTDATA.glob("*/*/case.json")):
         folder = json.loads(case.read_text()).get("load_dir", "ckpt")
