@@ -167,7 +167,8 @@ class ChangedSet {
     if (base_.facts().is_universal()) {
       throw UnsupportedError(where_,
                              "is of a model that is split over ranks, whose files a universal "
-                             "checkpoint does not have");
+                             "checkpoint does not have")
+          .with_hint("reshard makes native shards of it first");
     }
     const auto& entries = module_of(base_);
     const bool is_nested =

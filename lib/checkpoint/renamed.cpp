@@ -456,7 +456,7 @@ void refuse_renamed_slices(const Checkpoint& checkpoint) {
     if (holds_nothing(value)) continue;
     throw UnsupportedError(
         {.file = checkpoint.files().model.front().path.string(), .member = std::string(key)},
-        "has names that --key-map does not change");
+        "has the names and shapes of parameters that are others now, which are not changed there");
   }
 }
 

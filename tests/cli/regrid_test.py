@@ -136,7 +136,8 @@ class RegridTest(unittest.TestCase):
         self.assertRegex(done.stderr + done.stdout, "lacks have the values of .*: '1.running'")
 
     def test_universal_checkpoints_of_experts_stay_universal(self):
-        self.refused(self.universal("model_parallel/moe_ep2_dp2_z1_bf16"), [], 3, "has experts", "checkpoint.load_universal")
+        self.refused(self.universal("model_parallel/moe_ep2_dp2_z1_bf16"), [], 3, "has experts",
+                     "checkpoint.load_universal")
 
     def test_rules_of_a_universal_checkpoint_that_do_not_fit(self):
         """The rules made the parameters of slices: these have to fit both."""
@@ -148,9 +149,19 @@ class RegridTest(unittest.TestCase):
 
     def test_a_universal_vocabulary_that_lost_rows(self):
         folder = self.universal("model_parallel/mpu_tp2_dp1_z1_bf16")
-        shutil.rmtree(folder / "zero" / "embedding.word_embeddings.weight")
-        shutil.copytree(folder / "zero" / "embedding.position_embeddings.weight", folder / "zero" / "embedding.word_embeddings.weight")
+        words = folder / "zero" / "embedding.word_embeddings.weight"
+        shutil.rmtree(words)
+        shutil.copytree(folder / "zero" / "embedding.position_embeddings.weight", words)
         self.refused(folder, ["--tp", 4, "--padded-vocab-size", 64], 3, "embedding.word_embeddings.weight: has ")
+
+    def test_another_set_of_parameters(self):
+        self.refused(self.universal("model_parallel/mpu_tp2_dp1_z1_bf16"), ["--freeze", "layernorm"], 3,
+                     "whose files a universal checkpoint does not have", "reshard makes native shards of it first")
+        whole = self.out.parent / "whole"
+        subprocess.run([str(TOOL), str(TESTDATA / "model_parallel/autotp2_dp1_z1_bf16/ckpt"), str(whole), "--dp", "1",
+                        "--tp", "1"], check=True, capture_output=True, timeout=60)
+        self.refused(whole, ["--resize-vocab", "64"], 3,
+                     "universal_checkpoint_info: has the names and shapes of parameters")
 
     def test_weights_have_no_ranks(self):
         weights = self.out.parent / "weights"

@@ -309,8 +309,8 @@ class LiveSplitTest(unittest.TestCase):
                 kinds = ("module ", "master ", "state ") if maker == DCP else ("module ", "master ")
                 port, report, world = free_port(), scratch / "report.json", resume.case(False).world
                 error = run_forked(values_worker, scratch / "logs",
-                                   [(rank, world, port, resume, scratch / "values", scratch / "reference", report, kinds,
-                                     universal_info(case))
+                                   [(rank, world, port, resume, scratch / "values", scratch / "reference", report,
+                                     kinds, universal_info(case))
                                     for rank in range(world)], timeout=TIMEOUT)
                 self.assertIsNone(error)
                 self.assertEqual(json.loads(report.read_text()), [])

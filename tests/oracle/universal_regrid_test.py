@@ -197,7 +197,8 @@ class UniversalRegridTest(oracle.OracleTest):
 
     def test_other_values_get_into_it_as_into_the_native_checkpoint(self):
         """Other weights, and values of torch.distributed.checkpoint and of weights alone like a universal one."""
-        for name, tp, pp in (("autotp2_dp2_z2_bf16", 4, 1), ("autotp2_dp2_z3_bf16", 1, 1), ("autotp2_dp1_z1_bigcode", 4, 1)):
+        rows = [("autotp2_dp2_z2_bf16", 4, 1), ("autotp2_dp2_z3_bf16", 1, 1), ("autotp2_dp1_z1_bigcode", 4, 1)]
+        for name, tp, pp in rows:
             case = oracle.Case(TESTDATA / name)
             if not re.search(os.environ.get("DSCKPT_CASES", ""), name):
                 continue
@@ -207,13 +208,14 @@ class UniversalRegridTest(oracle.OracleTest):
                 universal = self.make_universal(case, folder / "universal")
                 self.run_well("to-dcp", folder / "dcp", case.load_dir, folder / "dcp", "--dp", 2)
                 weights, grid = folder / "given.safetensors", words(case, tp, pp, 1, [])
-                for what, command in (("weights", [None, "--weights-from", weights]), ("start", [weights, "--like", None]),
-                                      ("values", [folder / "dcp", "--like", None])):
-                    for source in ("native", "universal"):
-                        of_run = case.load_dir if source == "native" else universal
+                # The input and the checkpoint of the run, which is the input itself if there is no other.
+                commands = {"weights": (None, "--weights-from", weights), "start": (weights, "--like", None),
+                            "values": (folder / "dcp", "--like", None)}
+                for what, command in commands.items():
+                    for source, run in (("native", case.load_dir), ("universal", universal)):
+                        given, option, other = (run if word is None else word for word in command)
                         output = folder / f"{what}_{source}"
-                        self.run_well("reshard", output, *(of_run if word is None else word for word in command[:1]), output,
-                                      *(of_run if word is None else word for word in command[1:]), *grid)
+                        self.run_well("reshard", output, given, output, option, other, *grid)
                     self.assert_same(folder / f"{what}_universal", folder / f"{what}_native")
 
     def assert_same(self, found, expected):
