@@ -487,7 +487,8 @@ void Regrid::find_modules() {
   if (stage == 0 || stage == 3 || is_pipeline() || source_.facts().has_given_weights()) return;
   if (is_universal()) return;  // DeepSpeed's loader makes them of the masters
   for (uint32_t tp_rank = 0; tp_rank < old_.tp; ++tp_rank) {
-    modules_.emplace_back(model_of(tp_rank).root().find_or_none(keys::kModule));
+    models_.push_back(&model_of(tp_rank));
+    modules_.emplace_back(models_.back()->root().find_or_none(keys::kModule));
   }
 }
 
@@ -756,7 +757,7 @@ std::vector<TensorSource> Regrid::copies_in_modules(const Param& param) const {
   for (uint32_t tp_rank = 0; tp_rank < modules_.size(); ++tp_rank) {
     const Value saved = modules_[tp_rank].find(param.name);
     if (!TorchArchive::is_tensor(saved)) return {};
-    copies.push_back(model_of(tp_rank).tensor(saved));
+    copies.push_back(models_[tp_rank]->tensor(saved));
   }
   return copies;
 }

@@ -142,8 +142,9 @@ class Regrid {
   KeyedMap<std::string, uint32_t> tied_layers_;  // the first places
   std::optional<KeyedSet<std::string>> held_;    // GridOptions::held
   mutable std::map<uint32_t, std::unique_ptr<Checkpoint>> bases_;
-  // `module` of the checkpoint's ranks, by tensor-parallel rank. None if trained parameters are not
-  // copied there, or have other values now.
+  // The model-states files of the checkpoint's ranks, and `module` in them, by tensor-parallel
+  // rank. None if trained parameters are not copied there, or have other values now.
+  std::vector<const TorchArchive*> models_;
   std::vector<ModuleEntries> modules_;
   std::vector<std::string> notes_;
 };
