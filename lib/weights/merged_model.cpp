@@ -42,6 +42,10 @@ MergedModel::MergedModel(const BaseTensors& base, std::string architecture,
     in_context({.tensor = each.second.tensor->tensor.name},
                [&] { replace(each.first, each.second); });
   }
+  for (const auto& each : originals_) {
+    in_context({.tensor = each.second->tensor.name},
+               [&] { settle_original(each.first, *each.second); });
+  }
 }
 
 // Only a tensor that the adapter does not hold may be left out.
@@ -61,8 +65,9 @@ void MergedModel::replace(const std::string& name, const WholeTensor& whole) {
     // Another name of a tensor that replaces its owner.
     if (base_.find(name_in_base(trained.param->alias_of)) != nullptr) return;
     if (is_tied_in_config(name, trained)) {
-      // A trained copy of the embeddings, unless both stay tied.
+      if (!is_copy) originals_.emplace_back(name, &trained);
       if (!is_copy || settings_.ensures_tying()) return;
+      // A trained copy of the embeddings.
       changes_.untied = true;
       added_.emplace_back(name, &trained);
       return;
@@ -88,7 +93,65 @@ void MergedModel::replace(const std::string& name, const WholeTensor& whole) {
   }
   replaced_.emplace(name, &trained);
   if (is_copy) copies_.insert(name);
+  if (!is_copy && partner_of(name) != nullptr) originals_.emplace_back(name, &trained);
   if (is_copy && is_embedding(name) && !is_output_embedding(name)) replaced_input_ = tensor;
+}
+
+// Returns the tensor that the base ties to this one; nullptr if there is none.
+const MergedModel::Tensor* MergedModel::partner_of(const std::string& name) const {
+  if (const Tensor* tensor = base_.find(name)) {
+    if (!tensor->alias_of.empty()) return base_.find(tensor->alias_of);
+    const auto tied = aliases_.find(name);
+    return tied == aliases_.end() ? nullptr : tied->second.front();
+  }
+  const auto embedding =
+      std::find_if(base_.tensors.begin(), base_.tensors.end(),
+                   [](const Tensor& tensor) { return is_embedding(tensor.name); });
+  return embedding == base_.tensors.end() ? nullptr : &*embedding;
+}
+
+// Decides on a tensor that the base ties to another one, and that is no copy of a module. If both
+// were saved, they are equal, or the run did not tie them, and the merge is refused. Output
+// embeddings alone were not tied in the run.
+void MergedModel::settle_original(const std::string& name, const ChosenTensor& trained) {
+  const Tensor& partner = *partner_of(name);
+  const auto other = replaced_.find(partner.name);
+  if (other == replaced_.end()) {
+    if (!is_output_embedding(name)) {
+      if (base_.find(name)->alias_of == partner.name) replaced_.emplace(partner.name, &trained);
+      return;
+    }
+    if (settings_.ensures_tying()) {
+      throw UnsupportedError(
+          {}, "was trained alone, and the adapter keeps it tied to '" + partner.name + "'");
+    }
+    changes_.untied = true;
+    if (base_.find(name) == nullptr) {
+      added_.emplace_back(name, &trained);
+    } else {
+      copies_.insert(name);
+    }
+    return;
+  }
+  const auto owner = [](const Param& param) {
+    return param.alias_of.empty() ? param.name : param.alias_of;
+  };
+  const ChosenTensor& kept = *other->second;
+  if (copies_.contains(partner.name) || owner(*kept.param) == owner(*trained.param)) return;
+  const TensorSource& one = kept.tensor.source;
+  const TensorSource& two = trained.tensor.source;
+  const std::string what =
+      "'" + kept.tensor.name + "' and '" + trained.tensor.name + "', which are tied in the base";
+  if (one.shape() != two.shape() || one.dtype() != two.dtype()) {
+    throw InconsistentError({}, what + ", are not the same");
+  }
+  Param& param = compared_params_.emplace_back(*kept.param);
+  param.form = {};
+  param.weight = TensorSource::same({one, two}, what);
+  ChosenTensor& compared = compared_.emplace_back(kept);
+  compared.param = &param;
+  compared.tensor.source = param.weight;
+  other->second = &compared;
 }
 
 // Returns whether the base is of a class with output embeddings.

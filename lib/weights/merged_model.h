@@ -2,6 +2,7 @@
 // input and output embeddings, which these may end.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <set>
 #include <string>
@@ -45,6 +46,8 @@ class MergedModel {
   void replace(const std::string& name, const WholeTensor& whole);
   [[noreturn]] void refuse_place(const std::string& name, const WholeTensor& whole) const;
   bool is_tied_in_config(const std::string& name, const ChosenTensor& trained) const;
+  const Tensor* partner_of(const std::string& name) const;
+  void settle_original(const std::string& name, const ChosenTensor& trained);
   void add_original(std::vector<OutputTensor>& outputs);
   bool has_head() const;
   std::string owner_of(const Tensor& tensor) const;
@@ -58,7 +61,11 @@ class MergedModel {
   std::vector<std::string>& notes_;
   std::map<std::string, std::vector<const Tensor*>> aliases_;  // by the name of their owner
   std::map<std::string, const ChosenTensor*> replaced_;        // by name in the base
-  std::set<std::string> copies_;                // those of `replaced_` that are copies of modules
+  std::set<std::string> copies_;  // those of `replaced_` that are copies of modules
+  // Tensors that the base ties to others, and that are no copies of modules.
+  std::vector<std::pair<std::string, const ChosenTensor*>> originals_;
+  std::deque<Param> compared_params_;           // of `compared_`
+  std::deque<ChosenTensor> compared_;           // those of `replaced_` that were saved twice
   std::map<std::string, TensorSource> merged_;  // by name in the base
   std::vector<std::pair<std::string, const ChosenTensor*>> added_;  // tensors that the base lacks
   const Tensor* replaced_input_ = nullptr;                          // input embeddings

@@ -448,6 +448,38 @@ class MergeTest(OracleTest):
         with torch.no_grad():
             torch.testing.assert_close(merged(tokens).logits, wrapped.eval()(tokens).logits)
 
+    def test_a_head_that_was_trained_apart_is_written(self):
+        """The run had untied it, without a copy of peft's; or what was saved for both tied tensors differs."""
+        tied = functools.partial(llama, tie_word_embeddings=True)
+        self.save(tied, peft.LoraConfig(r=3, target_modules=["q_proj"]))
+        adapter, base = self.folder / "adapter", self.folder / "base"
+        both = self.folder / "both"
+        shutil.copytree(base, both)
+        (both / "model.safetensors").unlink()
+        torch.save(tied().state_dict(), both / "pytorch_model.bin")
+        saved = load_file(adapter / "adapter_model.safetensors")
+        embed = self.base["model.embed_tokens.weight"]
+        head = "base_model.model.lm_head.weight"
+        save_file({**saved, head: embed + 1}, adapter / "adapter_model.safetensors", {"format": "pt"})
+        for folder in (base, both):
+            out = self.merge(adapter, folder, output=self.folder / f"of_{folder.name}")
+            written = load_file(out / "model.safetensors")
+            self.assertTrue(torch.equal(written["lm_head.weight"], embed + 1))
+            self.assertTrue(torch.equal(written["model.embed_tokens.weight"], embed))
+            self.assertFalse(json.loads((out / "config.json").read_text())["tie_word_embeddings"])
+        saved["base_model.model.model.embed_tokens.weight"] = embed + 2
+        for folder in (base, both):
+            for value in (embed + 1, embed + 2):
+                save_file({**saved, head: value}, adapter / "adapter_model.safetensors", {"format": "pt"})
+                out = self.folder / f"{folder.name}_{torch.equal(value, embed + 2)}"
+                if torch.equal(value, embed + 1):
+                    self.assert_refused(3, "are not the same", adapter, out, "--merge", folder, "--safe-serialization")
+                    continue
+                self.merge(adapter, folder, output=out)
+                merged = transformers.LlamaForCausalLM.from_pretrained(out)
+                self.assertTrue(torch.equal(merged.model.embed_tokens.weight, embed + 2))
+                self.assertIs(merged.lm_head.weight, merged.model.embed_tokens.weight)
+
     def test_lora_on_tied_output_embeddings_is_refused_for_what_it_is(self):
         self.save(functools.partial(llama, tie_word_embeddings=True),
                   peft.LoraConfig(r=3, target_modules=["q_proj", "lm_head"]))
