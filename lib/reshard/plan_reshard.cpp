@@ -12,6 +12,7 @@
 #include "checkpoint/weights.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/engine_config.h"
+#include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
 #include "dsckpt/reshard.h"
@@ -201,6 +202,19 @@ bool has_new_grid(const Checkpoint& checkpoint, const ReshardOptions& options) {
   const bool is_joined = checkpoint.facts().model_parallel && checkpoint.facts().is_universal();
   return is_joined || options.tp || options.pp || !options.stages.empty() ||
          options.padded_vocab_size || options.kv_heads;
+}
+
+// Its files do not say that it has pipeline stages: no rank had another part of the model.
+void refuse_one_stage(const Checkpoint& checkpoint) {
+  const CheckpointFacts& facts = checkpoint.facts();
+  if (facts.run != RunKind::universal || facts.model_parallel || checkpoint.files().model.empty()) {
+    return;
+  }
+  if (!root_of(checkpoint).find_or_none(keys::kModule).is_none()) return;
+  throw UnsupportedError({.file = checkpoint.tag_folder().string()},
+                         "is a universal checkpoint of a pipeline with one stage, and has no files "
+                         "of its layers")
+      .with_hint("reshard takes the checkpoint that the run itself has saved");
 }
 
 Mesh mesh_of_result(const Checkpoint& checkpoint, const ReshardOptions& options) {
@@ -421,6 +435,7 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
       throw unassigned_states(*each);
   }
   refuse_renamed_slices(checkpoint);
+  refuse_one_stage(checkpoint);
   Job::Impl job = job_of(source);
   note_order(source, target, job.notes);
   auto report = std::make_shared<ReshardReport>();

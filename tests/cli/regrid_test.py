@@ -163,6 +163,14 @@ class RegridTest(unittest.TestCase):
         self.refused(whole, ["--resize-vocab", "64"], 3,
                      "universal_checkpoint_info: has the names and shapes of parameters")
 
+    def test_a_universal_pipeline_of_one_stage_has_no_layers(self):
+        whole, folder = self.out.parent / "whole", self.out.parent / "universal" / "step"
+        for command in ([TOOL, TESTDATA / PIPELINE / "ckpt", whole, "--dp", "1", "--pp", "1"],
+                        [TOOL.parent / "to-universal", whole, folder]):
+            subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=60)
+        for options in ([], ["--pp", 2], ["--like", TESTDATA / PIPELINE / "ckpt"]):
+            self.refused(folder, options, 3, "of a pipeline with one stage", "that the run itself has saved")
+
     def test_weights_have_no_ranks(self):
         weights = self.out.parent / "weights"
         subprocess.run([str(TOOL.parent / "zero-to-fp32"), str(TESTDATA / PIPELINE / "ckpt"), str(weights),
