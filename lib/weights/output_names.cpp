@@ -99,7 +99,10 @@ class NameChoice {
       return HubTensors{hub.to_hub(tensors_), false};
     }
     const std::vector<ModelTensor> behind = stripped(tensors_, options_.strip_prefix);
-    if (hub.foreign_name(behind) == nullptr) return HubTensors{hub.to_hub(behind), true};
+    if (hub.foreign_name(behind) == nullptr) {
+      if (are_hubs(hub, behind)) return std::nullopt;
+      return HubTensors{hub.to_hub(behind), true};
+    }
     const std::string prefix = wrappers_prefix(hub, tensors_);
     if (prefix.empty() && are_hubs(hub, tensors_)) return std::nullopt;
     throw UnsupportedError({.file = checkpoint_.tag_folder().string(), .tensor = *foreign},

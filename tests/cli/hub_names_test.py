@@ -193,6 +193,13 @@ class HubNamesTest(CliTest):
                 _, said = self.convert(self.folder(module(), settings), *options, code=code)
                 self.assertIn(why, said)
 
+    def test_names_of_the_hub_in_a_wrapper_are_not_translated_again(self):
+        aria = config("AriaModel", "5.0.0", model_type="aria", text_config={"model_type": "aria_text"})
+        tensors = {"language_model.model.layers.0.w": numbers(2), "vision_tower.w": numbers(2)}
+        folder = self.folder({f"net.{name}": value for name, value in tensors.items()}, aria)
+        for options in ([], ["--names=hub"]):
+            self.assert_tensors(self.convert(folder, "--strip-prefix=net.", *options)[0], tensors)
+
     def universal(self, folder, *options):
         """The results of to-universal for weights: its folder, the tensors in it, and the messages."""
         output = self.new_path("parent") / "start"
