@@ -157,18 +157,21 @@ ModuleTensors as_module_has(const Weights& weights, const fs::path& path, const 
       hub.model() + " of transformers " + std::string(transformers_of_rules());
   if (!made && target == nullptr && lacking == 0 && hub_weights.stay_on_hub(hub)) {
     notes.push_back("names are those of the files; " + whose +
-                    " may have others: --like CHECKPOINT takes those of a run");
+                    " may have others: reshard --like CHECKPOINT takes those of a run");
   }
   if (!made || !are_other_names(tensors, *made)) return {tensors};
   if (names.lacking) {
     std::vector<WeightsTensor> modules = converted(tensors, *made);
     const size_t then = names.lacking(modules);
     if (then < lacking) return {std::move(modules), true};
+    if (names.as_module && then > lacking) {
+      notes.emplace_back("names are those of the files, since the adapter has them, too");
+    }
     if (!names.as_module || then > lacking) return {tensors};
   }
   if (target == nullptr && HubNames(*config).known() == HubNames::Known::older) {
     notes.push_back("names are those of the files, of a release of transformers before 5; " +
-                    whose + " has others: --like CHECKPOINT takes those of a run");
+                    whose + " has others: reshard --like CHECKPOINT takes those of a run");
     return {tensors};
   }
   notes.push_back("names are the module's, as " + whose + " has them; those of the files are the " +

@@ -220,6 +220,12 @@ bool LoraSettings::targets_parameter(const std::string& key) const {
                      [&](const std::string& target) { return is_or_ends_with(key, target); });
 }
 
+bool LoraSettings::has_token_indices() const {
+  if (!token_indices_.is_object()) return !token_indices_.is_null() && !token_indices_.empty();
+  return std::any_of(token_indices_.begin(), token_indices_.end(),
+                     [](const json& indices) { return !indices.empty(); });
+}
+
 std::vector<int64_t> LoraSettings::token_indices(const std::string& module) const {
   const json* list = &token_indices_;
   if (token_indices_.is_object()) {

@@ -61,7 +61,7 @@ class LoraSettings {
   // True if they are those of a module that this tensor is in.
   bool saves_module_of(const std::string& tensor) const;
   // True if rows of embeddings were trained.
-  bool has_token_indices() const { return !token_indices_.is_null() && !token_indices_.empty(); }
+  bool has_token_indices() const;
   // True if trained copies of tied modules are tied, too.
   bool ensures_tying() const { return ensures_tying_; }
   // True if LoRA is on the parameter itself (target_parameters).

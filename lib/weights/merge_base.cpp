@@ -39,11 +39,16 @@ const BaseTensors::Tensor* BaseTensors::find(const std::string& name) const {
   return found == index.end() ? nullptr : &tensors[found->second];
 }
 
+bool BaseTensors::has_output_embedding() const {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const Tensor& tensor) { return is_output_embedding(tensor.name); });
+}
+
 void BaseTensors::refuse(const std::string& name) const {
   const auto input = std::find_if(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
     return is_embedding(tensor.name) || tensor.name.ends_with("shared.weight");
   });
-  if (is_output_embedding(name) && input != tensors.end()) {
+  if (is_output_embedding(name) && input != tensors.end() && !has_output_embedding()) {
     throw UnsupportedError({.file = display}, "ties '" + name + "' to '" + input->name +
                                                   "': merged, both would change")
         .with_hint("an untied base takes it");

@@ -42,6 +42,7 @@ struct BaseTensors {
   // Throws as refuse() if there is none, and UnsupportedError if the module is of a kind that
   // adapters are not merged into.
   const Tensor& at(const std::string& name) const;
+  bool has_output_embedding() const;
   // Throws InconsistentError for a tensor that is not there. Throws UnsupportedError for output
   // embeddings that are tied to the input embeddings, under whose name alone they are stored.
   [[noreturn]] void refuse(const std::string& name) const;

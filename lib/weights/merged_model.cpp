@@ -163,13 +163,10 @@ bool MergedModel::has_head() const {
 }
 
 void MergedModel::note_tied(const Tensor& embedding) {
-  const bool is_there =
-      std::any_of(base_.tensors.begin(), base_.tensors.end(),
-                  [](const Tensor& tensor) { return is_output_embedding(tensor.name); });
-  if (is_there || !has_head() || !is_embedding(embedding.name)) return;
-  notes_.push_back("output embeddings are tied to '" + embedding.name +
-                   "' and change with it, as in peft's merge_and_unload; the model that was "
-                   "trained had them unchanged");
+  if (base_.has_output_embedding() || !has_head() || !is_embedding(embedding.name)) return;
+  notes_.push_back("output embeddings that are tied to '" + embedding.name +
+                   "' change with it, as in peft's merge_and_unload; the model that was trained "
+                   "had them unchanged");
 }
 
 // Adds the output embeddings that only the base's configuration ties to input embeddings of which
@@ -197,6 +194,7 @@ void MergedModel::add_original(std::vector<OutputTensor>& outputs) {
 bool MergedModel::is_tied_in_config(const std::string& name, const ChosenTensor& trained) const {
   const Shape& shape = trained.tensor.source.shape();
   if (name != "lm_head.weight" && !name.ends_with(".lm_head.weight")) return false;
+  if (base_.has_output_embedding()) return false;
   return std::any_of(base_.tensors.begin(), base_.tensors.end(), [&](const Tensor& tensor) {
     return is_embedding(tensor.name) && shape.size() == 2 &&
            tensor.param.weight.shape().size() == 2 && tensor.param.weight.shape()[1] == shape[1];

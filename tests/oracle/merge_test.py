@@ -422,7 +422,7 @@ class MergeTest(OracleTest):
         done = run_tool("zero-to-fp32", self.folder / "adapter", out, "--merge", self.folder / "base",
                         "--safe-serialization")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("output embeddings are tied to 'model.embed_tokens.weight' and change with it", done.stderr)
+        self.assertIn("output embeddings that are tied to 'model.embed_tokens.weight' change with it", done.stderr)
         del exact["lm_head.weight"]
         self.assert_merged(load_file(out / "model.safetensors"), exact)
         self.assertTrue(json.loads((out / "config.json").read_text())["tie_word_embeddings"])
@@ -479,6 +479,20 @@ class MergeTest(OracleTest):
                 merged = transformers.LlamaForCausalLM.from_pretrained(out)
                 self.assertTrue(torch.equal(merged.model.embed_tokens.weight, embed + 2))
                 self.assertIs(merged.lm_head.weight, merged.model.embed_tokens.weight)
+
+    def test_a_configuration_that_lists_no_rows_wants_none(self):
+        exact = self.save(llama, peft.LoraConfig(r=3, target_modules=["q_proj"]))
+        path = self.folder / "adapter" / "adapter_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "trainable_token_indices": {"embed_tokens": []}}))
+        self.assert_merged(load_file(self.merge(self.folder / "adapter", self.folder / "base") / "model.safetensors"), exact)
+
+    def test_a_head_of_another_name_is_not_tied(self):
+        self.save(llama, peft.LoraConfig(r=3, target_modules=["q_proj"]))
+        path = self.folder / "adapter" / "adapter_model.safetensors"
+        save_file({name.replace("model.layers.0.self_attn.q_proj", "language_model.lm_head"): value
+                   for name, value in load_file(path).items()}, path, {"format": "pt"})
+        self.assert_refused(3, "has no tensor 'language_model.lm_head.weight'", self.folder / "adapter",
+                            self.folder / "out", "--merge", self.folder / "base")
 
     def test_lora_on_tied_output_embeddings_is_refused_for_what_it_is(self):
         self.save(functools.partial(llama, tie_word_embeddings=True),
