@@ -9,9 +9,10 @@ namespace dsckpt {
 
 class Checkpoint;
 
-// The element types of the trained parameters in the files of the model; fp32 masters do not count.
-// Those of the values where no file of a model is there. Stage 3 keeps empty tensors in `module`,
-// whose type is that of the parameters.
+// The element types of the trained parameters in the first file of the model that has some; fp32
+// masters do not count. Stage 3 keeps empty tensors in `module`, whose type is that of the
+// parameters. Of a pipeline, those in the first file of a layer that has some, and of checkpoints
+// without files of a model those of the values.
 std::set<DType> trained_types(const Checkpoint& checkpoint);
 
 }  // namespace dsckpt

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 import cli_common
+import tools
 import torch_files
 from cli_common import CliTest, snapshot
 from edits import edited
@@ -163,12 +164,12 @@ class ReportTest(CliTest):
         self.assertEqual(done.stderr, "")
 
     def test_types_that_hold_smaller_numbers_are_noted(self):
-        bf16, fp16 = self.scratch(SMALL), self.scratch("z2_fp16_w2")
-        for source, dtype, noted in ((bf16, "fp16", True), (self.ckpt, "fp16", True), (fp16, "fp16", False),
-                                     (bf16, "bf16", False), (bf16, "fp32", False)):
-            done = self.zero_to_fp32(source.folder, self.new_path(), "--dtype", dtype)
+        for name, dtype, noted in ((SMALL, "fp16", True), (FULL, "fp16", True), ("z2_fp16_w2", "fp16", False),
+                                   (SMALL, "bf16", False), (SMALL, "fp32", False), ("pp2_dp1_z1_bf16", "fp16", True),
+                                   ("pp2_dp1_z1_fp16", "fp16", False), ("z3_bf16_w2", "fp16", True)):
+            done = self.zero_to_fp32(tools.case_named(name).load_dir, self.new_path(), "--dtype", dtype)
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual("numbers above 65504 become infinite" in done.stderr, noted, (source.case.name, dtype))
+            self.assertEqual("numbers above 65504 become infinite" in done.stderr, noted, (name, dtype))
 
     def test_a_dry_run_fails_as_the_run_would(self):
         taken = self.convert(self.ckpt.folder)
