@@ -110,7 +110,7 @@ const MergedModel::Tensor* MergedModel::partner_of(const std::string& name) cons
   return embedding == base_.tensors.end() ? nullptr : &*embedding;
 }
 
-// Decides on a tensor that the base ties to another one, and that is no copy of a module. If both
+// Decides on a tensor that the base ties to another one, unless it is a copy of a module. If both
 // were saved, they are equal, or the run did not tie them, and the merge is refused. Output
 // embeddings alone were not tied in the run.
 void MergedModel::settle_original(const std::string& name, const ChosenTensor& trained) {

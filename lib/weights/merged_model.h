@@ -62,7 +62,7 @@ class MergedModel {
   std::map<std::string, std::vector<const Tensor*>> aliases_;  // by the name of their owner
   std::map<std::string, const ChosenTensor*> replaced_;        // by name in the base
   std::set<std::string> copies_;  // those of `replaced_` that are copies of modules
-  // Tensors that the base ties to others, and that are no copies of modules.
+  // Tensors that the base ties to others, without the copies of modules.
   std::vector<std::pair<std::string, const ChosenTensor*>> originals_;
   std::deque<Param> compared_params_;           // of `compared_`
   std::deque<ChosenTensor> compared_;           // those of `replaced_` that were saved twice
