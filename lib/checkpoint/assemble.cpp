@@ -10,7 +10,6 @@
 #include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/experts.h"
-#include "checkpoint/universal_info.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "format/compare_values.h"
@@ -21,6 +20,32 @@ namespace {
 // The parts of a parameter on the ranks of one pipeline stage: one entry a tensor-parallel rank, in
 // it one an expert-parallel rank.
 using StageParts = std::vector<std::vector<const OwnedParam*>>;
+
+std::vector<Shape> slice_shapes(const std::vector<TensorSource>& slices) {
+  std::vector<Shape> shapes;
+  for (const TensorSource& slice : slices) shapes.push_back(slice.shape());
+  return shapes;
+}
+
+bool have_one_shape(const std::vector<TensorSource>& slices) {
+  return std::all_of(slices.begin(), slices.end(), [&](const TensorSource& slice) {
+    return slice.shape() == slices.front().shape();
+  });
+}
+
+bool are_same(const InputFiles& inputs, const std::vector<TensorSource>& slices) {
+  return std::all_of(slices.begin() + 1, slices.end(), [&](const TensorSource& slice) {
+    return same_values(inputs, slices.front(), slice);
+  });
+}
+
+UnsupportedError no_rule(const std::string& what) {
+  return std::move(UnsupportedError({}, what + ", and nothing says how they go together"))
+      .with_hint(
+          "--tp-rule, in tools that have it, gives the rule: REGEX=cat:0, cat:1, replicated, "
+          "average or "
+          "sum");
+}
 
 // A parameter, wherever it is.
 struct Parts {
@@ -334,22 +359,8 @@ class Assembler {
     return param;
   }
 
-  static std::vector<Shape> shapes_of(const std::vector<TensorSource>& slices) {
-    std::vector<Shape> shapes;
-    for (const TensorSource& slice : slices) shapes.push_back(slice.shape());
-    return shapes;
-  }
-
-  static bool have_one_shape(const std::vector<TensorSource>& slices) {
-    return std::all_of(slices.begin(), slices.end(), [&](const TensorSource& slice) {
-      return slice.shape() == slices.front().shape();
-    });
-  }
-
   bool are_same(const std::vector<TensorSource>& slices) const {
-    return std::all_of(slices.begin() + 1, slices.end(), [&](const TensorSource& slice) {
-      return same_values(draft_.inputs, slices.front(), slice);
-    });
+    return dsckpt::are_same(draft_.inputs, slices);
   }
 
   // The rule for a parameter's slices. DeepSpeed takes parameters without a rule as cut along
@@ -358,26 +369,26 @@ class Assembler {
   // of frozen parameters and of experts, which DeepSpeed's converter leaves alone.
   UniversalInfo::Rule rule_for(const std::string& name, const std::vector<TensorSource>& slices,
                                bool is_frozen = false) {
-    if (mesh_.tp == 1) return info_.rule_for(name, shapes_of(slices));
+    if (mesh_.tp == 1) return info_.rule_for(name, slice_shapes(slices));
     if (draft_.options.slices_apart && !info_.has_rule(name) && have_one_shape(slices)) {
-      return UniversalInfo::replicated(name, shapes_of(slices));
+      return UniversalInfo::replicated(name, slice_shapes(slices));
     }
     const bool is_expert = parse_expert_name(name).has_value();
     if (info_.has_rule(name) || (draft_.facts.has_universal_info && !is_frozen && !is_expert)) {
-      UniversalInfo::Rule rule = info_.rule_for(name, shapes_of(slices));
+      UniversalInfo::Rule rule = info_.rule_for(name, slice_shapes(slices));
       check_is_cut(rule, slices);
       return rule;
     }
     if (!are_same(slices)) {
       if (draft_.facts.has_universal_info && !is_expert) {
-        return info_.rule_for(name, shapes_of(slices));
+        return info_.rule_for(name, slice_shapes(slices));
       }
       throw no_rule("the slices of the tensor-parallel ranks differ");
     }
     if (slices.front().numel() > 1 && is_constant(draft_.inputs, slices.front())) {
       throw no_rule("all elements of all tensor-parallel ranks' slices are the same number");
     }
-    return UniversalInfo::replicated(name, shapes_of(slices));
+    return UniversalInfo::replicated(name, slice_shapes(slices));
   }
 
   // Parts of a tensor that are equal, number by number, are none: the rule is wrong.
@@ -391,14 +402,6 @@ class Assembler {
                             "says that the tensor-parallel ranks have parts of it, but "
                             "they all have the same")
         .with_hint("--tp-rule 'REGEX=replicated' says otherwise, in tools that have it");
-  }
-
-  static UnsupportedError no_rule(const std::string& what) {
-    return std::move(UnsupportedError({}, what + ", and nothing says how they go together"))
-        .with_hint(
-            "--tp-rule, in tools that have it, gives the rule: REGEX=cat:0, cat:1, replicated, "
-            "average or "
-            "sum");
   }
 
   // --- what no optimizer owns
@@ -486,7 +489,10 @@ class Assembler {
           loose.name + "' is not on every tensor-parallel rank; it is taken as it is");
       return param;
     }
-    if (loose.kind == ParamKind::buffer) return buffer(std::move(param), loose.slices);
+    if (loose.kind == ParamKind::buffer) {
+      join_buffer(draft_, info_, param, loose.slices);
+      return param;
+    }
     const UniversalInfo::Rule rule = rule_for(loose.name, loose.slices, true);
     param.form = rule.form();
     param.cut = rule.cut();
@@ -499,33 +505,7 @@ class Assembler {
     if (loose.kind == ParamKind::buffer && !info_.has_rule(loose.name)) {
       return std::make_shared<const TpCut>(TpCut::whole());
     }
-    return info_.rule_for(loose.name, shapes_of(loose.slices)).cut();
-  }
-
-  // Every rank has run on its own batches, so copies may differ.
-  Param buffer(Param param, const std::vector<TensorSource>& slices) {
-    const bool same = are_same(slices);
-    if (info_.has_rule(param.name)) {
-      const UniversalInfo::Rule rule = info_.rule_for(param.name, shapes_of(slices));
-      if (same || rule.shape() != slices.front().shape()) {
-        param.form = rule.form();
-        param.cut = rule.cut();
-        param.weight = rule.merge(slices, "buffer");
-        return param;
-      }
-    }
-    const auto has_its_shape = [&](const TensorSource& slice) {
-      return slice.shape() == slices.front().shape();
-    };
-    if (!std::all_of(slices.begin(), slices.end(), has_its_shape)) {
-      throw no_rule("the slices of the tensor-parallel ranks have different shapes");
-    }
-    param.cut = std::make_shared<const TpCut>(TpCut::whole());
-    if (!same) {
-      draft_.notes.push_back("buffer '" + param.name +
-                             "' differs between tensor-parallel ranks; the first rank's is taken");
-    }
-    return param;
+    return info_.rule_for(loose.name, slice_shapes(loose.slices)).cut();
   }
 
   // --- checks
@@ -535,7 +515,7 @@ class Assembler {
     for (const PipelineLayer& layer : layers_) {
       for (const PipelineTensor& tensor : layer.tensors) {
         const auto found = trained_.find(tensor.name);
-        if (found == trained_.end() || found->second == shapes_of(tensor.slices)) continue;
+        if (found == trained_.end() || found->second == slice_shapes(tensor.slices)) continue;
         throw InconsistentError({.file = draft_.folder.path.string(), .tensor = tensor.name},
                                 "has another shape in the file of layer " +
                                     std::to_string(layer.index) + " than in param_shapes");
@@ -565,6 +545,29 @@ class Assembler {
 };
 
 }  // namespace
+
+void join_buffer(CheckpointDraft& draft, UniversalInfo& info, Param& param,
+                 const std::vector<TensorSource>& slices) {
+  const bool same = are_same(draft.inputs, slices);
+  param.weight = slices.front();
+  if (info.has_rule(param.name)) {
+    const UniversalInfo::Rule rule = info.rule_for(param.name, slice_shapes(slices));
+    if (same || rule.shape() != slices.front().shape()) {
+      param.form = rule.form();
+      param.cut = rule.cut();
+      param.weight = rule.merge(slices, "buffer");
+      return;
+    }
+  }
+  if (!have_one_shape(slices)) {
+    throw no_rule("the slices of the tensor-parallel ranks have different shapes");
+  }
+  param.cut = std::make_shared<const TpCut>(TpCut::whole());
+  if (!same) {
+    draft.notes.push_back("buffer '" + param.name +
+                          "' differs between tensor-parallel ranks; the first rank's is taken");
+  }
+}
 
 void GroupParts::add(const std::vector<ParamGroup>& groups) {
   if (is_first_) {

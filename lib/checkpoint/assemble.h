@@ -6,6 +6,7 @@
 
 #include "base/keyed_hash.h"
 #include "checkpoint/pipeline_layers.h"
+#include "checkpoint/universal_info.h"
 #include "checkpoint/zero_world.h"
 
 namespace dsckpt {
@@ -24,6 +25,13 @@ void assemble(CheckpointDraft& draft, std::vector<World>& worlds,
 // The same for one world alone: its slices of the parameters as they are, with all experts, and its
 // groups. The groups list experts by their names on their own rank.
 void assemble_alone(CheckpointDraft& draft, World world);
+
+// Joins the tensor-parallel ranks' slices of a buffer, by `info` if it has a rule. Each rank has
+// run on its own batches: if copies differ, the first one is taken, with a note. Fills in the
+// weight, the form and the cut. Throws UnsupportedError for slices of different shapes without a
+// rule.
+void join_buffer(CheckpointDraft& draft, UniversalInfo& info, Param& param,
+                 const std::vector<TensorSource>& slices);
 
 // The parameter groups of a model whose ranks have different parts of each.
 class GroupParts {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -314,6 +315,7 @@ CheckpointDraft Checkpoint::draft_of_world(uint32_t mp_rank) const {
                            "has no files of the ranks that its model is split over")
         .with_hint("a checkpoint that the run itself has saved has them");
   }
+  if (whole.worlds->lost) std::rethrow_exception(whole.worlds->lost);
   const World& world = whole.worlds->all.at(mp_rank);
   CheckpointDraft draft{.inputs = whole.inputs,
                         .options = {.tag = {}, .optimizer_states = whole.options.optimizer_states},

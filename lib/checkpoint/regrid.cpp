@@ -117,6 +117,8 @@ Value saved_arguments(const Value& root) {
 Regrid::Regrid(const Checkpoint& source, const GridOptions& options)
     : source_(source), run_(source.run()), old_(source.facts().mesh), mesh_(old_) {
   refuse_source(source);
+  // Throws why a universal checkpoint's ranks have no parts of the whole.
+  if (is_universal() && source.facts().model_parallel) run_.draft_of_world(0);
   args_ = saved_arguments(source.files().model.front().archive->root());
   mesh_.tp = options.tp.value_or(old_.tp);
   mesh_.pp = options.pp.value_or(old_.pp);
@@ -774,11 +776,20 @@ Checkpoint Regrid::world(uint32_t mp_rank) const {
   const uint32_t stage = mp_rank / mesh_.tp;
   const uint32_t tp_rank = mp_rank % mesh_.tp;
   std::vector<Param> params;
+  const bool keeps_buffers = is_universal() && !is_pipeline() && mesh_.tp == old_.tp;
+  const ModuleEntries own(keeps_buffers ? model_of(tp_rank).root().find_or_none(keys::kModule)
+                                        : Value());
   for (const Param* whole : all_params()) {
     const Param& each = *whole;
     if (!is_in(each.name, stage)) continue;
     Param& made = params.emplace_back(keeps_slices() ? present_slice(each.name, tp_rank)
                                                      : slice(each, tp_rank));
+    // Ranks' copies may differ.
+    if (const Value saved = own.find(each.name);
+        each.kind == ParamKind::buffer && !each.given && TorchArchive::is_tensor(saved)) {
+      const TensorSource copy = model_of(tp_rank).tensor(saved);
+      if (copy.shape() == made.weight.shape()) made.weight = copy;
+    }
     made.given = true;
     if (is_in_earlier(each.name, stage)) compare_no_copies(made);
     const std::vector<TensorSource> copies = copies_in_modules(each);

@@ -1,8 +1,10 @@
 #include "checkpoint/universal_worlds.h"
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/keyed_hash.h"
@@ -32,6 +34,7 @@ class WorldsFinder {
 
   void run() {
     if (draft_.facts.zero_stage == 0 || has_experts() || !is_told()) return;
+    find_groups();
     UniversalInfo info = read_info();
     for (Param& param : draft_.params) {
       if (param.alias_of.empty()) in_context({.tensor = param.name}, [&] { cut(param, info); });
@@ -46,7 +49,6 @@ class WorldsFinder {
       param.states = owner->second->states;
       param.cut = owner->second->cut;
     }
-    find_groups();
     keep();
   }
 
@@ -109,21 +111,28 @@ class WorldsFinder {
     return {};
   }
 
+  bool is_on_some_rank(const std::string& name) const {
+    return std::any_of(shapes_.begin(), shapes_.end(),
+                       [&](const Shapes& shapes) { return shapes.contains(name); });
+  }
+
   void cut(Param& param, UniversalInfo& info) const {
     const std::vector<Shape> slices = slices_of(param.name);
     const bool has_rule = info.has_rule(param.name);
+    const bool is_buffer = param.kind == ParamKind::buffer;
     if (slices.empty()) {
       // The files of a pipeline have no shapes of buffers. Without a rule nothing joins slices of
       // one.
-      const bool is_whole = !has_rule && param.kind == ParamKind::buffer;
+      const bool is_whole = !has_rule && is_buffer && !is_on_some_rank(param.name);
       if (is_whole) param.cut = std::make_shared<const TpCut>(TpCut::whole());
       return;
     }
+    if (is_buffer && mesh_.tp > 1) return join_buffer(draft_, info, param, copies_of(param.name));
     const bool are_whole = std::all_of(slices.begin(), slices.end(), [&](const Shape& slice) {
       return slice == param.weight.shape();
     });
     // Rules are of parameters, and leave most buffers to the default for these.
-    if (!has_rule && are_whole && (mesh_.tp > 1 || param.kind == ParamKind::buffer)) {
+    if (!has_rule && are_whole && (mesh_.tp > 1 || is_buffer)) {
       param.cut = std::make_shared<const TpCut>(TpCut::whole());
       return;
     }
@@ -132,9 +141,6 @@ class WorldsFinder {
     if (mesh_.tp == 1) {
       if (draft_.options.cut_anew) param.cut = rule.cut();
       return;
-    }
-    if (param.kind == ParamKind::buffer && param.weight.shape() != rule.shape()) {
-      param.weight = rule.merge(copies_of(param.name), "buffer");
     }
     if (param.weight.shape() == rule.shape()) {
       param.cut = rule.cut();
@@ -151,7 +157,11 @@ class WorldsFinder {
     std::vector<TensorSource> copies;
     for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
       const ModelStates& rank = *ranks_[tp_rank];
-      copies.push_back(rank.shard().archive.tensor(rank.by_name.at(name)));
+      const auto found = rank.by_name.find(name);
+      if (found == rank.by_name.end()) {
+        throw InconsistentError({.file = rank.shard().display}, "has no buffer of this name");
+      }
+      copies.push_back(rank.shard().archive.tensor(found->second));
     }
     return copies;
   }
@@ -257,7 +267,23 @@ class WorldsFinder {
 }  // namespace
 
 void find_worlds(CheckpointDraft& draft, RankModels& models, const GroupsOfRank& groups_of) {
-  WorldsFinder(draft, models, groups_of).run();
+  const std::vector<Param> whole = draft.params;
+  const std::vector<std::string> notes = draft.notes;
+  try {
+    WorldsFinder(draft, models, groups_of).run();
+  } catch (const Error& error) {
+    const bool is_defect =
+        error.kind() == ErrorKind::inconsistent || error.kind() == ErrorKind::corrupt;
+    if (!is_defect && error.kind() != ErrorKind::unsupported) throw;
+    draft.params = whole;  // some may be cut
+    draft.notes = notes;
+    if (is_defect) {
+      draft.notes.push_back(std::string(error.what()) +
+                            "; whole parameters do not need the ranks' shares");
+      draft.doubts.push_back(error);
+    }
+    draft.worlds = std::make_shared<const Worlds>(Worlds{{}, {}, std::current_exception()});
+  }
 }
 
 }  // namespace dsckpt

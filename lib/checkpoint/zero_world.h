@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <span>
 #include <string>
 #include <string_view>
@@ -56,6 +57,8 @@ struct World {
 struct Worlds {
   std::deque<ModelStates> models;
   std::vector<World> all;
+  // Why there are none, as Checkpoint::world() then throws it; nullptr if they are there.
+  std::exception_ptr lost = nullptr;
 };
 
 // Keeps a copy of `worlds` for Checkpoint::world(), and with it `models`, which they borrow, if the

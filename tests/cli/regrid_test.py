@@ -7,6 +7,8 @@ import subprocess
 import tempfile
 import unittest
 
+import torch_files
+
 TOOL = pathlib.Path(os.environ["DSCKPT_BIN"]) / "reshard"
 TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
 PIPELINE = "model_parallel/pp2_dp1_z1_bf16"
@@ -134,6 +136,35 @@ class RegridTest(unittest.TestCase):
         done = self.run_tool(folder, "--like", TESTDATA / PIPELINE / "ckpt")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stderr + done.stdout, "lacks have the values of .*: '1.running'")
+
+    def with_buffers(self, *values):
+        """A universal checkpoint whose tensor-parallel ranks have these values of one buffer."""
+        folder = self.universal("model_parallel/mpu_tp2_dp1_z1_bf16")
+        for path, value in zip(sorted(folder.glob("mp_rank_*")), values, strict=True):
+            with torch_files.edited(path) as state:
+                state["module"]["layers.0.extra"] = torch_files.tensor(value, "float32")
+                state["buffer_names"] = [*state["buffer_names"], "layers.0.extra"]
+        return folder
+
+    def buffers_in_output(self):
+        return [torch_files.load(path)["module"]["layers.0.extra"].values.tolist()
+                for path in sorted(self.out.glob("*/mp_rank_*_model_states.pt"))]
+
+    def test_ranks_of_a_universal_checkpoint_keep_their_own_values_of_a_buffer(self):
+        done = self.run_tool(self.with_buffers([1, 1], [2, 2]))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.buffers_in_output(), [[1, 1], [2, 2]])
+
+    def test_another_grid_has_the_first_ranks_value_of_a_buffer(self):
+        done = self.run_tool(self.with_buffers([1, 1], [2, 2]), "--tp", 1)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("buffer 'layers.0.extra' differs between tensor-parallel ranks; the first rank's is taken",
+                      done.stderr + done.stdout)
+        self.assertEqual(self.buffers_in_output(), [[1, 1]])
+
+    def test_parts_of_a_buffer_that_no_rule_joins_are_refused(self):
+        self.refused(self.with_buffers([1, 1, 1], [2, 2]), ["--tp", 1], 3, "layers.0.extra: the slices",
+                     "different shapes, and nothing says how they go together", "--tp-rule")
 
     def test_universal_checkpoints_of_experts_stay_universal(self):
         self.refused(self.universal("model_parallel/moe_ep2_dp2_z1_bf16"), [], 3, "has experts",

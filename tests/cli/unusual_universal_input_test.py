@@ -191,6 +191,29 @@ class ForeignFilesTest(UniversalInputTest):
         torch_files.save({**torch_files.load(path), "is_expert_param": True, "ep_num_experts": 4}, path)
         self.assert_refused(folder, 3, "experts", where={"tensor": list(case.masters)[0]})
 
+    def test_rules_that_cannot_be_used_matter_only_to_who_cuts_anew(self):
+        look_behind, twice = r".*(?<!foo)layernorm\.weight$", r".*attention\.dense.*"
+        for key, pattern, why, code in [
+                ("tp_replicated_parameter_patterns", look_behind, "invalid perl operator", 0),
+                ("parameter_with_row_parallelism_patterns", twice, "several patterns of", 1)]:
+            with self.subTest(pattern=pattern):
+                folder, _ = self.universal("mpu_tp2_dp1_z1_bf16")
+                before = self.assert_converts(folder)
+                for rank in range(2):
+                    with torch_files.edited(self.of_rank(folder, rank)) as state:
+                        state["universal_checkpoint_info"][key] = [*state["universal_checkpoint_info"][key], pattern]
+                output = self.convert(folder, "--safe-serialization", "--states")
+                found = tools.Case.load_file(output / "model.safetensors")
+                self.assertEqual(sorted(found), sorted(before))
+                self.assertTrue((output / "optimizer_states" / "exp_avg.safetensors").exists())
+                verified = self.tool("ckpt-inspect", "verify", folder)
+                self.assertEqual(verified.returncode, code, verified.stdout + verified.stderr)
+                self.assertEqual(why in verified.stdout, code == 1)
+                self.assertNotIn("not checked", verified.stdout)
+                done = self.tool("reshard", folder, self.new_path(), "--dp", 1)
+                self.assertEqual(done.returncode, 3, done.stderr)
+                self.assertIn(why, done.stderr)
+
     def test_a_universal_checkpoint_is_not_made_of_one(self):
         folder, _ = self.universal(Z1)
         output = self.new_path() / "again"
