@@ -72,6 +72,10 @@ void compare_no_copies(Param& param) {
   for (ParamState& state : param.states) state.value = state.value.one_copy();
 }
 
+// The layers of a pipeline; a few bytes may name one of any number.
+constexpr uint32_t kMostLayers = 1 << 20;
+// Numbers in a message that may be a layer's.
+constexpr size_t kMostListed = 10;
 constexpr const char* kLayersHint =
     "--like CHECKPOINT takes the layers from a checkpoint that the new run has saved";
 constexpr const char* kVocabHint = "--padded-vocab-size says how many there are";
@@ -448,8 +452,10 @@ uint32_t Regrid::number_of_tied(const std::string& front, const std::vector<Regr
     }
   }
   std::optional<uint32_t> stage_of_it;
-  uint32_t begin = 0;
-  uint32_t end = layers.empty() ? 1 : layers.back().index + 2;
+  std::set<uint64_t> taken;
+  for (const RegridLayer& layer : layers) taken.insert(layer.index);
+  uint64_t begin = 0;
+  uint64_t end = std::min(taken.empty() ? 1 : *taken.rbegin() + 2, uint64_t{1} << 32);
   for (uint32_t stage = 0; stage < old_.pp; ++stage) {
     const bool is_past = stage_of_it.has_value();
     const std::vector<std::string> names = names_in(stage);
@@ -459,18 +465,15 @@ uint32_t Regrid::number_of_tied(const std::string& front, const std::vector<Regr
     for (const std::string& name : names) {
       const auto number = layer_number(name);
       if (!number) continue;
-      if (!stage_of_it) begin = std::max(begin, *number + 1);
-      if (is_past) end = std::min(end, *number);
+      if (!stage_of_it) begin = std::max(begin, uint64_t{*number} + 1);
+      if (is_past) end = std::min(end, uint64_t{*number});
     }
   }
   std::vector<uint32_t> free;
   std::string listed_numbers;
-  for (uint32_t number = begin; number < end; ++number) {
-    if (std::any_of(layers.begin(), layers.end(),
-                    [&](const RegridLayer& layer) { return layer.index == number; })) {
-      continue;
-    }
-    free.push_back(number);
+  for (uint64_t number = begin; number < end && free.size() < kMostListed; ++number) {
+    if (taken.contains(number)) continue;
+    free.push_back(static_cast<uint32_t>(number));
     listed_numbers += (listed_numbers.empty() ? "" : " or ") + std::to_string(number);
   }
   if (free.size() == 1 || (options.held != nullptr && !free.empty())) return free.front();
@@ -518,6 +521,11 @@ void Regrid::place_tied() {
 }
 
 std::vector<StageLayer> Regrid::stage_layers() const {
+  if (layers_.back().index >= kMostLayers) {
+    throw UnsupportedError({.file = source_.tag_folder().string()},
+                           "has a layer " + std::to_string(layers_.back().index) +
+                               ": a pipeline of so many layers gets no other stages");
+  }
   std::vector<StageLayer> layers(layers_.back().index + size_t{1});
   std::map<uint32_t, uint32_t> stage_of;
   for (uint32_t stage = 0; stage < old_.pp; ++stage) {
@@ -657,9 +665,17 @@ std::vector<std::string> Regrid::names_in(uint32_t stage) const {
     for (const Param& each : base(stage * old_.tp).params()) names.push_back(each.name);
     return names;
   }
-  const Value shapes = model_of(stage * old_.tp).root().find_or_none(keys::kParamShapes);
-  for (const Value& group : shapes.sequence_or_empty()) {
-    for (const auto& [name, shape] : group.as_dict().items) names.emplace_back(name.as_string());
+  const Value root = model_of(stage * old_.tp).root();
+  const auto add_keys = [&](const Value& shapes) {
+    for (const auto& item : shapes.as_dict().items) names.emplace_back(item.first.as_string());
+  };
+  for (const Value& group : root.find_or_none(keys::kParamShapes).sequence_or_empty()) {
+    add_keys(group);
+  }
+  const Value frozen = root.find_or_none(keys::kFrozenParamShapes);
+  if (frozen.is_mapping()) add_keys(frozen);
+  for (const Value& name : root.find_or_none(keys::kBufferNames).sequence_or_empty()) {
+    names.emplace_back(name.as_string());
   }
   return names;
 }

@@ -166,6 +166,56 @@ class RegridTest(unittest.TestCase):
         self.refused(self.with_buffers([1, 1, 1], [2, 2]), ["--tp", 1], 3, "layers.0.extra: the slices",
                      "different shapes, and nothing says how they go together", "--tp-rule")
 
+    def test_a_universal_pipeline_may_have_a_frozen_tied_module(self):
+        folder, name = self.universal(PIPELINE), "tied_modules.embed.weight"
+        lower = {"4": "3", "5": "4"}  # then only layer 0 can be the tied one
+
+        def renamed(key):
+            number, _, rest = key.partition(".")
+            return f"{lower.get(number, number)}.{rest}"
+
+        for path in sorted((folder / "zero").glob("[45].*")):
+            path.rename(path.with_name(renamed(path.name)))
+        value = torch_files.load(folder / "zero" / name / "fp32.pt")["param"]
+        for path in folder.glob("mp_rank_*"):
+            with torch_files.edited(path) as state:
+                state["buffer_names"] = [renamed(each) for each in state["buffer_names"]]
+                state["param_shapes"] = [{renamed(key): shape for key, shape in group.items()}
+                                         for group in state["param_shapes"]]
+                state["frozen_param_shapes"] = {name: group.pop(name) for group in state["param_shapes"] if name in group}
+                state["frozen_param_fragments"] = {each: value for each in state["frozen_param_shapes"]}
+        for path in (folder / "zero" / name).glob("*.pt"):
+            if path.stem != "fp32":
+                path.unlink()
+        done = self.run_tool(folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for path in self.out.glob("*/mp_rank_*_model_states.pt"):
+            self.assertFalse([group for group in torch_files.load(path)["param_shapes"] if name in group])
+        found = torch_files.load(self.out / "step" / "layer_00-model_states.pt")["weight"]
+        self.assertEqual(found.shape, value.shape)
+        self.assertLess(abs(found.values - value.values).max(), 2.0**-8 * abs(value.values).max())
+
+    def test_a_layer_of_any_number_needs_no_memory(self):
+        folder, far = self.universal(PIPELINE), "3000000000."
+        for key in ("weight", "bias"):
+            (folder / "zero" / f"5.{key}").rename(folder / "zero" / f"{far}{key}")
+        for path in sorted(folder.glob("mp_rank_*")):
+            with torch_files.edited(path) as state:
+                state["param_shapes"] = [{name.replace("5.", far) if name.startswith("5.") else name: shape
+                                          for name, shape in group.items()
+                                          if "_00_" not in path.name or not name.startswith("tied")}
+                                         for group in state["param_shapes"]]
+        limit = ["prlimit", f"--as={4 << 30}", "--cpu=20"]
+        run = [*limit, str(TOOL), str(folder), str(self.out), "--dp", "1"]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 3, done.stderr[-2000:])
+        self.assertIn("nothing tells whether it is layer 3 or 5 or 6 or ", done.stderr)
+        self.assertLess(len(done.stderr), 1000)
+        done = subprocess.run([*run, "--like", str(TESTDATA / PIPELINE / "ckpt")], capture_output=True, text=True,
+                              timeout=60)
+        self.assertEqual(done.returncode, 3, done.stderr[-2000:])
+        self.assertIn("has a layer 3000000000", done.stderr)
+
     def test_universal_checkpoints_of_experts_stay_universal(self):
         self.refused(self.universal("model_parallel/moe_ep2_dp2_z1_bf16"), [], 3, "has experts",
                      "checkpoint.load_universal")
