@@ -19,16 +19,6 @@
 namespace dsckpt {
 namespace {
 
-// The front of a name in the whole model, with its dot: "4.", "tied_modules.embed."; "" if it is of
-// neither form.
-std::string_view front_of(std::string_view name) {
-  if (name.starts_with(keys::kTiedModules)) {
-    const size_t dot = name.find('.', keys::kTiedModules.size());
-    return dot == name.npos ? std::string_view() : name.substr(0, dot + 1);
-  }
-  return layer_number(name) ? name.substr(0, name.find('.') + 1) : std::string_view();
-}
-
 // A layer's files by tensor-parallel rank.
 using LayerFiles = std::map<uint32_t, const Shard*>;
 using Files = std::map<uint32_t, LayerFiles>;
@@ -43,7 +33,7 @@ class LayersReader {
   LayersReader(CheckpointDraft& draft, const std::vector<std::string>& names)
       : draft_(draft), tp_(draft.facts.mesh.tp), fronts_(names) {
     for (const std::string& name : names) {
-      if (!front_of(name).empty()) continue;
+      if (!layer_front(name).empty()) continue;
       throw UnsupportedError({.file = draft.folder.path.string(), .tensor = name},
                              "is of a pipeline, but of none of its layers");
     }
@@ -119,7 +109,7 @@ class LayersReader {
     }
     if (lost.empty()) return;
     const std::string& name = *lost.begin();
-    const std::string_view front = front_of(name);
+    const std::string_view front = layer_front(name);
     std::string why = "is in no layer's file";
     if (!front.starts_with(keys::kTiedModules)) {
       const auto index = static_cast<uint32_t>(std::stoul(std::string(front)));
@@ -143,7 +133,7 @@ LayerFronts::LayerFronts(const std::vector<std::string>& names)
     : names_(names.begin(), names.end()) {
   KeyedMap<std::string, size_t> numbers;  // by front
   for (const std::string& name : names) {
-    const std::string front(front_of(name));
+    const std::string front(layer_front(name));
     if (!front.starts_with(keys::kTiedModules)) continue;
     const auto [number, is_new] = numbers.emplace(front, tied_.size());
     if (is_new) tied_.push_back({front, {}});
@@ -192,6 +182,14 @@ std::optional<uint32_t> layer_number(std::string_view name) {
   const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), layer);
   const bool is_number = failed == std::errc() && end != name.data() + name.size() && *end == '.';
   return is_number ? std::optional(layer) : std::nullopt;
+}
+
+std::string_view layer_front(std::string_view name) {
+  if (name.starts_with(keys::kTiedModules)) {
+    const size_t dot = name.find('.', keys::kTiedModules.size());
+    return dot == name.npos ? std::string_view() : name.substr(0, dot + 1);
+  }
+  return layer_number(name) ? name.substr(0, name.find('.') + 1) : std::string_view();
 }
 
 std::vector<std::string> names_in_layer(const Shard& shard) {

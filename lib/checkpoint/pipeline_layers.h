@@ -35,6 +35,9 @@ struct PipelineLayer {
 
 // The number of a layer in the name of a parameter or buffer: 4 in "4.fc1.weight".
 std::optional<uint32_t> layer_number(std::string_view name);
+// The front of a name in the whole model, with its dot: "4.", "tied_modules.embed."; "" if it is of
+// neither form.
+std::string_view layer_front(std::string_view name);
 
 // The prefixes of names in layers' files: "4.", "tied_modules.embed.".
 class LayerFronts {

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <span>
-#include <string_view>
 #include <utility>
 
-#include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/pipeline_layers.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/universal_info.h"
 #include "dsckpt/error.h"
@@ -39,9 +38,10 @@ class EnginePart {
   CheckpointDraft draft() {
     CheckpointDraft draft = whole_.draft();
     KeyedSet<std::string> names;
+    const LayersOfRank layers(engine_);
     for (const Param& param : whole_.params()) {
       const auto found = tensors_.find(param.name);
-      if (found == tensors_.end() && !engine_.stages.empty()) continue;
+      if (found == tensors_.end() && !layers.may_have(param.name)) continue;
       names.insert(param.name);
       draft.params.push_back(found == tensors_.end() ? param : part(param, *found->second));
     }
@@ -158,6 +158,19 @@ bool is_split(const EngineFacts& engine) {
   return !engine.stages.empty() || engine.tp > 1 ||
          std::any_of(engine.tensors.begin(), engine.tensors.end(),
                      [](const EngineTensor& tensor) { return tensor.ep > 0; });
+}
+
+LayersOfRank::LayersOfRank(const EngineFacts& engine) : engine_(engine) {
+  for (const EngineTensor& tensor : engine.tensors) fronts_.insert(layer_front(tensor.name));
+}
+
+bool LayersOfRank::may_have(const std::string& name) const {
+  const std::string_view front = layer_front(name);
+  if (engine_.stages.empty() || front.empty() || fronts_.contains(front)) return true;
+  const auto number = layer_number(name);
+  if (!number) return false;
+  const auto next = std::upper_bound(engine_.stages.begin(), engine_.stages.end(), *number);
+  return static_cast<uint32_t>(next - engine_.stages.begin()) == engine_.mp_rank / engine_.tp + 1;
 }
 
 Checkpoint part_of(std::shared_ptr<const Checkpoint> whole, const EngineFacts& engine,

@@ -13,6 +13,7 @@
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "pickle/pickle.h"
+#include "reshard/engine_part.h"
 
 namespace dsckpt {
 using pickle::Document;
@@ -162,17 +163,6 @@ void LiveRun::add_config(const EngineFacts& engine) {
   }
 }
 
-namespace {
-
-// "4." of a layer's name, "tied_modules.embed." of a tied one's.
-std::string_view layer_front(std::string_view name) {
-  const size_t begin = name.starts_with(keys::kTiedModules) ? keys::kTiedModules.size() : 0;
-  const size_t dot = name.find('.', begin);
-  return dot == name.npos ? name : name.substr(0, dot + 1);
-}
-
-}  // namespace
-
 LocalExperts::LocalExperts(const EngineFacts& engine) {
   for (const EngineTensor& tensor : engine.tensors) {
     const auto expert = tensor.ep > 0 ? parse_expert_name(tensor.name) : std::nullopt;
@@ -252,13 +242,12 @@ std::string LiveEntries::local_name(const std::string& name) const {
 }
 
 void LiveEntries::refuse_others(const Checkpoint& whole, const EngineFacts& engine) const {
-  KeyedSet<std::string_view> fronts;
-  for (const Wanted& wanted : wanted_) fronts.insert(layer_front(wanted.name));
+  const LayersOfRank layers(engine);
   const std::string* first = nullptr;
   for (const auto& entry : found_) {
     const std::string& name = entry.first;
     if (numbers_.contains(local_name(name))) continue;
-    if (!engine.stages.empty() && !fronts.contains(layer_front(name))) continue;  // another stage's
+    if (!layers.may_have(name)) continue;
     if (first == nullptr || name < *first) first = &name;
   }
   if (first == nullptr) return;

@@ -182,21 +182,16 @@ struct Files {
   }
 };
 
-// A dictionary of all tensors by their names. Aliases share a storage.
+// A dictionary of all tensors by their names. Each has a storage: rules of other names may cut an
+// alias in another way than its owner.
 TorchArchiveWriter::Written state_dict_of(const Checkpoint& checkpoint) {
   TorchArchiveWriter writer;
   pickle::Document& document = writer.document();
   const pickle::Value root = document.dict();
-  KeyedMap<std::string_view, TorchArchiveWriter::StorageId> storages;
   for (const Param& param : checkpoint.params()) {
     const TensorSource value = without_padding(param, param.weight);
-    const std::string_view owner = param.alias_of.empty() ? param.name : param.alias_of;
-    auto storage = storages.find(owner);
-    if (storage == storages.end()) {
-      storage = storages.emplace(owner, writer.storage(value)).first;
-    }
     document.set_item(root, document.string(param.name),
-                      writer.tensor(storage->second, value.shape()));
+                      writer.tensor(writer.storage(value), value.shape()));
   }
   document.set_root(root);
   return std::move(writer).write();

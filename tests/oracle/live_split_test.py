@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import tempfile
 import unittest
 import warnings
 
 import torch
+from safetensors.torch import load_file, save_file
 
 import make_model_parallel
 import oracle
@@ -191,6 +193,58 @@ def values_worker(rank, world, port, resume, source, reference, report, kinds, r
     torch.distributed.barrier()
 
 
+# --- plans of weights alone, without engines
+
+def planned(folder, tensors, tp=2, mp_rank=0, stages=(), rules=None):
+    """The state_dict that a rank of an engine with `tensors`, shapes by name, would load."""
+    import dsckpt_native
+    from dsckpt._storages import Storages
+    facts = {"dp": 1, "stages": list(stages), "tp": tp, "mp_rank": mp_rank, "stage": 1, "precision": "fp32",
+             "wrapper": "DeepSpeedZeroOptimizer", "ds_version": "0.19.8", "ds_config": "{}", "round_robin": False,
+             "parameter_alignment": False, "sub_group_size": 0, "strict": True,
+             "universal_info": pickle.dumps(rules, protocol=2) if rules else b""}  # fmt: skip
+    reader = dsckpt_native.Reader(dsckpt_native.FarFolders(), os.fsencode(folder), "", "", [], [], True, [], tp)
+    entries = [(name, "trainable", "float32", list(shape), "", 0) for name, shape in tensors.items()]
+    plan = dsckpt_native.Resume.of_weights(reader, facts, entries, [], pickle.dumps([], protocol=2))
+    [(text, storages)] = plan.files()
+    records, loaded = Storages(storages), {}
+    for name, tensor in records.unpickle(text).items():
+        key = records.key_of(tensor)
+        memory = records.allocate(key)
+        plan.open_files([(0, key)])
+        plan.gather_into([(0, key, 0, memory.numel(), memory.data_ptr())], False, None)
+        loaded[name] = torch.as_strided(memory, tensor.shape, tensor.stride(), tensor.storage_offset())
+    return loaded
+
+
+class PlansOfWeightsTest(unittest.TestCase):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def save(self, weights):
+        torch.save(weights, self.folder / "pytorch_model.bin")
+
+    def test_the_engine_cuts_two_names_of_one_tensor_differently(self):
+        embedding = torch.arange(32.0).view(8, 4)
+        self.save({"embed.weight": embedding, "lm_head.weight": embedding})
+        rules = {"universal_checkpoint_version": 0.2, "tp_replicated_parameter_patterns": [r"embed\.weight"],
+                 "parameter_with_row_parallelism_patterns": [r"lm_head\.weight"]}
+        for rank in range(2):
+            found = planned(self.folder, {"embed.weight": (8, 4), "lm_head.weight": (8, 2)}, mp_rank=rank, rules=rules)
+            self.assertTrue(torch.equal(found["embed.weight"], embedding))
+            self.assertTrue(torch.equal(found["lm_head.weight"], embedding[:, 2 * rank:2 * rank + 2]))
+
+    def test_a_stage_sees_what_it_does_not_have_itself(self):
+        """All but the layers of other stages. A strict load then refuses it."""
+        self.save({name: torch.ones(2) for name in ("0.w", "0.more", "1.w", "2.w", "tied_modules.a.w", "junk.w")})
+        for rank, own, names in [(0, "0.w", {"0.w", "0.more", "1.w", "junk.w"}), (1, "2.w", {"2.w", "junk.w"})]:
+            found = planned(self.folder, {own: (2,)}, tp=1, mp_rank=rank, stages=[0, 2])
+            self.assertEqual(set(found), names)
+
+
 # --- what is left to DeepSpeed
 
 # An engine's case, and why DeepSpeed itself loads it.
@@ -220,6 +274,7 @@ def left_worker(rank, world, port, resume, source, tag, report):
 # class and a part of its text.
 OWN, LOST_EXPERT, LOST_TENSOR = "its own", "without an expert's file", "without an expert's tensor"
 OTHER_LAYER, FOREIGN, WEIGHTS = "with a tensor more in a layer", "of torch.distributed.checkpoint", "weights alone"
+MORE_WEIGHTS = "weights alone with a tensor more in a layer"
 REFUSED = [
     ("moe_ep2_dp2_z1_bf16", {}, 8, OWN, "InconsistentError", "gate.wg.weight: has shape [8, 8]"),
     ("moe_ep2_dp2_z1_bf16", {}, 4, LOST_EXPERT, "InconsistentError", "layer_1_expert_2_mp_rank_00_model_states.pt"),
@@ -227,6 +282,7 @@ REFUSED = [
     ("moe_ep2_dp2_z1_bf16", {}, 4, WEIGHTS, "UnsupportedError", "an engine with experts"),
     ("moe_ep2_dp2_z1_bf16", {}, 4, FOREIGN, "UnsupportedError", "an engine with experts"),
     ("pp2_dp1_z1_bf16", {}, 0, OTHER_LAYER, "InconsistentError", "1.more: is not in the engine"),
+    ("pp2_dp1_z1_bf16", {}, 0, MORE_WEIGHTS, "InconsistentError", "1.more is in the weights, but is not in the engine"),
     ("autotp2_dp1_z1_bf16", {}, 0, "autoep2_dp2_z1_bf16", "UnsupportedError", "has experts of AutoEP"),
     ("mpu_tp2_dp1_z1_bf16", {}, 0, FOREIGN, "UnsupportedError", "has no rule that says how 2 tensor-parallel ranks"),
     ("mpu_tp2_dp1_z1_bf16", {}, 0, WEIGHTS, "UnsupportedError", "has no rule that says how 2 tensor-parallel ranks"),
@@ -251,14 +307,16 @@ def refused_worker(rank, world, port, resume, experts, work, report):
 
 def refused_source(case, what, scratch):
     """(path, tag) of what an engine of `case` refuses."""
-    if what not in (OWN, LOST_EXPERT, LOST_TENSOR, OTHER_LAYER, FOREIGN, WEIGHTS):
+    if what not in (OWN, LOST_EXPERT, LOST_TENSOR, OTHER_LAYER, FOREIGN, WEIGHTS, MORE_WEIGHTS):
         case = oracle.Case(resume_check.case_folder(what))
     target, tag = scratch / what, case.facts["tag"]
     if what == FOREIGN:
         tool("to-dcp", case.load_dir, target, "--dp", "2")
         return target, None
-    if what == WEIGHTS:
+    if what in (WEIGHTS, MORE_WEIGHTS):
         tool("zero-to-fp32", case.load_dir, target, "--tag", tag, "--safe-serialization")
+        if what == MORE_WEIGHTS:
+            save_file({**load_file(target / "model.safetensors"), "1.more": torch.ones(3)}, target / "model.safetensors")
         return target, None
     if what not in (LOST_EXPERT, LOST_TENSOR, OTHER_LAYER):
         return case.load_dir, tag
