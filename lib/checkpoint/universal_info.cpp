@@ -212,6 +212,9 @@ struct UniversalInfo::Impl {
   // their sizes.
   Widths resolve_widths(size_t pattern, SubparamShape& form,
                         const std::vector<Shape>& slices) const;
+  // As told_slices(), by sub_param_shard_widths.
+  std::optional<std::vector<Shape>> slices_by_widths(const std::string& name,
+                                                     const Shape& whole) const;
 };
 
 void UniversalInfo::Impl::add_user_rules(const std::vector<TpRule>& rules) {
@@ -396,8 +399,10 @@ bool UniversalInfo::has_rule(const std::string& name) const {
          std::any_of(impl_->lists.begin(), impl_->lists.end(), fits);
 }
 
-std::optional<std::vector<Shape>> UniversalInfo::shapes_by_map(const std::string& name) const {
+std::optional<std::vector<Shape>> UniversalInfo::told_slices(const std::string& name,
+                                                             const Shape& whole) const {
   const std::vector<size_t> found = impl_->affine.matches(name);
+  if (found.empty()) return impl_->slices_by_widths(name, whole);
   if (found.size() != 1) return std::nullopt;  // rule_for() refuses several
   std::vector<Shape> shapes;
   for (const AffineMap::Rank& rank : impl_->affine_maps[found.front()].ranks) {
@@ -810,6 +815,32 @@ Widths UniversalInfo::Impl::resolve_widths(size_t pattern, SubparamShape& form,
   }
   if (!form.shape[dim].is_tuple) count_out(form, dim, slices);
   return even_widths(form.shape[dim].sizes, slices.size());
+}
+
+std::optional<std::vector<Shape>> UniversalInfo::Impl::slices_by_widths(const std::string& name,
+                                                                        const Shape& whole) const {
+  const std::vector<size_t> found = sub_params.matches(name);
+  const bool by_other_rule = !user.matches(name).empty() ||
+                             std::any_of(lists.begin(), lists.end(), [&](const PatternList& list) {
+                               return &list != &lists[row_parallel] &&
+                                      &list != &lists[vocabulary] && !list.matches(name).empty();
+                             });
+  if (version < 0.4 || found.empty() || by_other_rule) return std::nullopt;
+  const auto widths = shard_widths.find(sub_params.texts()[found[0]]);
+  if (widths == shard_widths.end() || widths->second.empty()) return std::nullopt;
+  const SubparamShape& form = sub_param_shapes[sub_param_entry[found[0]]];
+  const size_t dim = partition_dim_of(form);
+  const Shape logical = logical_shape(form, {whole});
+  std::vector<Shape> slices(widths->second.front().size(), logical);
+  for (size_t rank = 0; rank < slices.size(); ++rank) {
+    std::vector<int64_t> held;
+    for (const auto& row : widths->second) {
+      if (row.size() != slices.size()) return std::nullopt;  // which rule_for() refuses
+      held.push_back(row[rank]);
+    }
+    slices[rank][dim] = sum_of(held);
+  }
+  return slices;
 }
 
 void UniversalInfo::Impl::cut_in_sub_params(Rule& rule, size_t pattern) {

@@ -98,9 +98,9 @@ class EnginePart {
     if (tensor.kind == ParamKind::buffer && !info_.has_rule(param.name) && shape == tensor.shape) {
       return {TpCut::whole(), std::nullopt};
     }
-    if (const auto shapes = info_.shapes_by_map(param.name)) {
+    if (const auto shapes = info_.told_slices(param.name, shape)) {
       if (shapes->size() != engine_.tp) {
-        throw InconsistentError({}, "has an affine map of the engine for " +
+        throw InconsistentError({}, "has slices by the engine's rules for " +
                                         counted(shapes->size(), "tensor-parallel rank") + ", not " +
                                         std::to_string(engine_.tp));
       }

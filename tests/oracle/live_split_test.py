@@ -244,6 +244,16 @@ class PlansOfWeightsTest(unittest.TestCase):
             found = planned(self.folder, {own: (2,)}, tp=1, mp_rank=rank, stages=[0, 2])
             self.assertEqual(set(found), names)
 
+    def test_the_widths_of_sub_parameters_tell_the_ranks_parts(self):
+        whole = torch.arange(12.0).view(6, 2)
+        self.save({"qkv.weight": whole})
+        rules = {"universal_checkpoint_version": 0.5,
+                 "parameter_with_sub_params": [{"patterns": [r"qkv\.weight"], "shape": ((4, 2), 2), "partition_dim": 0}],
+                 "sub_param_shard_widths": {r"qkv\.weight": [[3, 1], [1, 1]]}}
+        for rank, rows in enumerate([[0, 1, 2, 4], [3, 5]]):
+            found = planned(self.folder, {"qkv.weight": (len(rows), 2)}, mp_rank=rank, rules=rules)
+            self.assertTrue(torch.equal(found["qkv.weight"], whole[rows]))
+
 
 # --- what is left to DeepSpeed
 
