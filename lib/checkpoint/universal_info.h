@@ -55,9 +55,8 @@ class UniversalInfo {
   // True if there is a rule for the slices of `name`. If not, rule_for() takes it to be cut along
   // dimension 0, as DeepSpeed does.
   bool has_rule(const std::string& name) const;
-  // The shapes of the ranks' slices of `name`, which has the shape `whole`, where the file tells
-  // them: by an affine map, or by the ranks' widths of sub-parameters. Else nullopt. Throws as
-  // rule_for().
+  // The shapes of the ranks' slices of `name`, whose own shape is `whole`. An affine map tells
+  // them, or the ranks' widths of sub-parameters; else nullopt. Throws as rule_for().
   std::optional<std::vector<Shape>> told_slices(const std::string& name, const Shape& whole) const;
   // The rule of a parameter that is the same on all ranks, whatever other rules say.
   static Rule replicated(const std::string& name, const std::vector<Shape>& slice_shapes);

@@ -18,8 +18,8 @@ using GroupsOfRank = std::function<std::vector<ParamGroup>(const ModelStates& mo
 // draft.groups and draft.worlds, and keeps `models` there. The draft has all parameters. Does
 // nothing for models with experts. Nor does it where the files do not tell the trained parameters
 // of a rank: at stage 0, and if tensor-parallel ranks have different ones. Whole parameters need no
-// rules: if these cannot be read, or do not make a parameter of slices as the ranks had them, the
-// parameters stay as they are, and the error is in Worlds::lost. A defect is also a note, and among
+// rules. If these cannot be read, or do not make a parameter of the ranks' slices, the parameters
+// stay as they are. Then the error is in Worlds::lost. A defect is also a note, and among
 // draft.doubts. Throws UsageError for OpenOptions::tp_rules that do not fit.
 void find_worlds(CheckpointDraft& draft, RankModels& models, const GroupsOfRank& groups_of);
 

@@ -182,8 +182,8 @@ struct Files {
   }
 };
 
-// A dictionary of all tensors by their names. Each has a storage: rules of other names may cut an
-// alias in another way than its owner.
+// A dictionary of all tensors by their names. Each has a storage, since rules may cut an alias
+// otherwise than its owner.
 TorchArchiveWriter::Written state_dict_of(const Checkpoint& checkpoint) {
   TorchArchiveWriter writer;
   pickle::Document& document = writer.document();
