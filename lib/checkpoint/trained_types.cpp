@@ -27,7 +27,8 @@ std::set<DType> trained_types(const Checkpoint& checkpoint) {
   }
   if (!types.empty()) return types;
   for (const CheckpointFile& layer : checkpoint.files().modules) {
-    for (const auto& [name, value] : ModuleEntries(layer.archive->root()).all()) {
+    const ModuleEntries entries(layer.archive->root());
+    for (const auto& [name, value] : entries.all()) {
       if (!TorchArchive::is_tensor(value)) continue;
       const DType type = layer.archive->info(value).dtype;
       if (is_floating_point(type)) types.insert(type);
