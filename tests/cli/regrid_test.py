@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import unittest
 
+import cli_common
 import torch_files
 
 TOOL = pathlib.Path(os.environ["DSCKPT_BIN"]) / "reshard"
@@ -205,8 +206,8 @@ class RegridTest(unittest.TestCase):
                                           for name, shape in group.items()
                                           if "_00_" not in path.name or not name.startswith("tied")}
                                          for group in state["param_shapes"]]
-        limit = ["prlimit", f"--as={4 << 30}", "--cpu=20"]
-        run = [*limit, str(TOOL), str(folder), str(self.out), "--dp", "1"]
+        run = ["prlimit", "--cpu=20", str(TOOL), str(folder), str(self.out), "--dp", "1",
+               *cli_common.memory_limit("1GB")]
         done = subprocess.run(run, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 3, done.stderr[-2000:])
         self.assertIn("nothing tells whether it is layer 3 or 5 or 6 or ", done.stderr)
