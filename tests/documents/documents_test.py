@@ -6,6 +6,8 @@ import re
 import subprocess
 import unittest
 
+from project_files import files_ending
+
 ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 TOOLS = {"zero-to-fp32": "zero_to_fp32", "to-universal": "to_universal", "reshard": "reshard",
@@ -20,7 +22,7 @@ FOREIGN_OPTIONS = {"--prefix", "--native", "--quick", "--safe_serialization", "-
 
 
 def documents():
-    found = [path for path in sorted(ROOT.rglob("*.md"))
+    found = [path for path in files_ending(".md")
              if not str(path.relative_to(ROOT)).startswith(GENERATED)]
     assert len(found) > 10, found
     return found

@@ -14,6 +14,8 @@ import re
 import sys
 import unittest
 
+from project_files import files_ending
+
 ROOT = pathlib.Path(os.environ.get("DSCKPT_SOURCE", pathlib.Path(__file__).resolve().parents[2]))
 LET_THROUGH = pathlib.Path(__file__).with_name("let_through.txt")
 GENERATED = ("build/", ".venv/", ".cache/", "tests/bench/runs/", "testdata/malicious/", "tests/LONG_RUNS.md")
@@ -95,7 +97,7 @@ def messages(path):
 
 def files():
     for suffix in PARAGRAPHS:
-        for path in sorted(ROOT.rglob("*" + suffix)):
+        for path in files_ending(suffix):
             name = str(path.relative_to(ROOT))
             if not name.startswith(GENERATED):
                 yield name, path
