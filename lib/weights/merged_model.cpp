@@ -112,12 +112,14 @@ const MergedModel::Tensor* MergedModel::partner_of(const std::string& name) cons
 
 // Decides on a tensor that the base ties to another one, unless it is a copy of a module. If both
 // were saved, they are equal, or the run did not tie them, and the merge is refused. Output
-// embeddings alone were not tied in the run.
+// embeddings alone were not tied in the run, and the original beside a copy no longer is.
 void MergedModel::settle_original(const std::string& name, const ChosenTensor& trained) {
   const Tensor& partner = *partner_of(name);
   const auto other = replaced_.find(partner.name);
-  if (other == replaced_.end()) {
-    if (!is_output_embedding(name)) {
+  const bool is_of_copy = copies_.contains(partner.name);
+  if (is_of_copy && settings_.ensures_tying()) return;
+  if (other == replaced_.end() || is_of_copy) {
+    if (!is_output_embedding(name) && !is_of_copy) {
       if (base_.find(name)->alias_of == partner.name) replaced_.emplace(partner.name, &trained);
       return;
     }
@@ -137,7 +139,7 @@ void MergedModel::settle_original(const std::string& name, const ChosenTensor& t
     return param.alias_of.empty() ? param.name : param.alias_of;
   };
   const ChosenTensor& kept = *other->second;
-  if (copies_.contains(partner.name) || owner(*kept.param) == owner(*trained.param)) return;
+  if (owner(*kept.param) == owner(*trained.param)) return;
   const TensorSource& one = kept.tensor.source;
   const TensorSource& two = trained.tensor.source;
   const std::string what =
@@ -145,12 +147,13 @@ void MergedModel::settle_original(const std::string& name, const ChosenTensor& t
   if (one.shape() != two.shape() || one.dtype() != two.dtype()) {
     throw InconsistentError({}, what + ", are not the same");
   }
-  Param& param = compared_params_.emplace_back(*kept.param);
+  Param param = *kept.param;
   param.form = {};
   param.weight = TensorSource::same({one, two}, what);
   ChosenTensor& compared = compared_.emplace_back(kept);
-  compared.param = &param;
   compared.tensor.source = param.weight;
+  compared.made = std::make_shared<const Param>(std::move(param));
+  compared.param = compared.made.get();
   other->second = &compared;
 }
 

@@ -64,7 +64,6 @@ class MergedModel {
   std::set<std::string> copies_;  // those of `replaced_` that are copies of modules
   // Tensors that the base ties to others, without the copies of modules.
   std::vector<std::pair<std::string, const ChosenTensor*>> originals_;
-  std::deque<Param> compared_params_;           // of `compared_`
   std::deque<ChosenTensor> compared_;           // those of `replaced_` that were saved twice
   std::map<std::string, TensorSource> merged_;  // by name in the base
   std::vector<std::pair<std::string, const ChosenTensor*>> added_;  // tensors that the base lacks

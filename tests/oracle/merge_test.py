@@ -480,6 +480,28 @@ class MergeTest(OracleTest):
                 self.assertTrue(torch.equal(merged.model.embed_tokens.weight, embed + 2))
                 self.assertIs(merged.lm_head.weight, merged.model.embed_tokens.weight)
 
+    def test_a_head_beside_a_trained_copy_of_tied_embeddings_is_written(self):
+        tied = functools.partial(llama, tie_word_embeddings=True)
+        self.save(tied, peft.LoraConfig(r=3, target_modules=["q_proj"], modules_to_save=["embed_tokens"]))
+        adapter, base = self.folder / "adapter", self.folder / "base"
+        both = self.folder / "both"
+        shutil.copytree(base, both)
+        (both / "model.safetensors").unlink()
+        torch.save(tied().state_dict(), both / "pytorch_model.bin")
+        saved = load_file(adapter / "adapter_model.safetensors")
+        copied, = (value for name, value in saved.items() if name.endswith("embed_tokens.weight"))
+        head = self.base["model.embed_tokens.weight"] + 1
+        save_file({**saved, "base_model.model.lm_head.weight": head}, adapter / "adapter_model.safetensors",
+                  {"format": "pt"})
+        for folder in (base, both):
+            written = load_file(self.merge(adapter, folder, output=self.folder / f"of_{folder.name}") / "model.safetensors")
+            self.assertTrue(torch.equal(written["lm_head.weight"], head))
+            self.assertTrue(torch.equal(written["model.embed_tokens.weight"], copied))
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        (adapter / "adapter_config.json").write_text(json.dumps({**config, "ensure_weight_tying": True}))
+        self.assert_refused(3, "was trained alone, and the adapter keeps it tied", adapter, self.folder / "out", "--merge",
+                            base, "--safe-serialization", "--exclude", "embed_tokens")
+
     def test_a_configuration_that_lists_no_rows_wants_none(self):
         exact = self.save(llama, peft.LoraConfig(r=3, target_modules=["q_proj"]))
         path = self.folder / "adapter" / "adapter_config.json"
