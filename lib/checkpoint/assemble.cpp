@@ -145,13 +145,7 @@ class Assembler {
       for (ParamGroup& group : groups) group.params = global_names(group.params, experts_of_[w]);
       parts.add(groups);
     }
-    std::vector<ParamGroup> joined = parts.take();
-    KeyedSet<std::string> names;
-    for (const ParamGroup& group : joined) names.insert(group.params.begin(), group.params.end());
-    const bool has_all = std::all_of(
-        draft_.params.begin(), draft_.params.end(),
-        [&](const Param& param) { return !is_trained(param) || names.erase(param.name) == 1; });
-    return has_all && names.empty() ? joined : std::vector<ParamGroup>();
+    return parts.take_whole(draft_.params);
   }
 
   static std::vector<std::string> global_names(const std::vector<std::string>& local,
@@ -586,6 +580,16 @@ void GroupParts::add(const std::vector<ParamGroup>& groups) {
 
 std::vector<ParamGroup> GroupParts::take() {
   return fits_ ? std::move(joined_) : std::vector<ParamGroup>();
+}
+
+std::vector<ParamGroup> GroupParts::take_whole(std::span<const Param> params) {
+  std::vector<ParamGroup> groups = take();
+  KeyedSet<std::string> names;
+  for (const ParamGroup& group : groups) names.insert(group.params.begin(), group.params.end());
+  const bool has_all = std::all_of(params.begin(), params.end(), [&](const Param& param) {
+    return !is_trained(param) || names.erase(param.name) == 1;
+  });
+  return has_all && names.empty() ? groups : std::vector<ParamGroup>();
 }
 
 std::vector<std::string> names_in(const std::vector<World>& worlds) {

@@ -42,6 +42,8 @@ class GroupParts {
   // The groups that have the parameters of all ranks. None if a rank has other groups, other
   // hyper-parameters or no groups at all.
   std::vector<ParamGroup> take();
+  // The same. None if they lack a trained one of `params`, or have another.
+  std::vector<ParamGroup> take_whole(std::span<const Param> params);
 
  private:
   std::vector<ParamGroup> joined_;

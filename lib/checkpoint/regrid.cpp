@@ -340,6 +340,7 @@ void Regrid::take_lost_entries(const GridOptions& options) {
               "the to-universal of dsckpt writes it too, and --like CHECKPOINT takes it from "
               "a checkpoint of the new run");
     }
+    lost_index_.emplace(name, lost_.size());
     Param& made = lost_.emplace_back(*of_like);
     made.states.clear();
     made.step = {};
@@ -365,10 +366,8 @@ void Regrid::take_lost_entries(const GridOptions& options) {
 }
 
 const Param* Regrid::find(const std::string& name) const {
-  for (const Param& each : lost_) {
-    if (each.name == name) return &each;
-  }
-  return source_.find(name);
+  const auto lost = lost_index_.find(name);
+  return lost == lost_index_.end() ? source_.find(name) : &lost_[lost->second];
 }
 
 std::vector<const Param*> Regrid::all_params() const {
@@ -423,14 +422,16 @@ std::vector<RegridLayer> Regrid::named_layers(const GridOptions& options) const 
     layer.index = number;
     layers.push_back(std::move(layer));
   }
+  const std::vector<RegridLayer> of_like =
+      options.like == nullptr ? std::vector<RegridLayer>() : layers_with_files(options.like->run());
   std::vector<RegridLayer> of_tied;
   for (auto& [front, layer] : tied) {
-    layer.index = number_of_tied(front, layers, options);
+    layer.index = number_of_tied(front, layers, of_like, options);
     of_tied.push_back(std::move(layer));
   }
   layers.insert(layers.end(), of_tied.begin(), of_tied.end());
   for (RegridLayer& layer : layers) layer.has_model_suffix = old_.tp > 1;
-  if (options.like != nullptr) take_files_of(layers_with_files(options.like->run()), layers);
+  take_files_of(of_like, layers);
   std::sort(layers.begin(), layers.end(),
             [](const RegridLayer& a, const RegridLayer& b) { return a.index < b.index; });
   for (size_t i = 1; i < layers.size(); ++i) {
@@ -445,11 +446,10 @@ std::vector<RegridLayer> Regrid::named_layers(const GridOptions& options) const 
 
 // A number that no layer with parameters of its own has, in the first stage with the tied module.
 uint32_t Regrid::number_of_tied(const std::string& front, const std::vector<RegridLayer>& layers,
+                                const std::vector<RegridLayer>& of_like,
                                 const GridOptions& options) const {
-  if (options.like != nullptr) {
-    for (const RegridLayer& each : layers_with_files(options.like->run())) {
-      if (!each.names.empty() && tied_front(each.names.front().second) == front) return each.index;
-    }
+  for (const RegridLayer& each : of_like) {
+    if (!each.names.empty() && tied_front(each.names.front().second) == front) return each.index;
   }
   std::optional<uint32_t> stage_of_it;
   std::set<uint64_t> taken;
@@ -458,7 +458,7 @@ uint32_t Regrid::number_of_tied(const std::string& front, const std::vector<Regr
   uint64_t end = std::min(taken.empty() ? 1 : *taken.rbegin() + 2, uint64_t{1} << 32);
   for (uint32_t stage = 0; stage < old_.pp; ++stage) {
     const bool is_past = stage_of_it.has_value();
-    const std::vector<std::string> names = names_in(stage);
+    const std::vector<std::string>& names = names_in(stage);
     for (const std::string& name : names) {
       if (!is_past && tied_front(name) == front) stage_of_it = stage;
     }
@@ -659,11 +659,13 @@ const Checkpoint& Regrid::base(uint32_t mp_rank) const {
 }
 
 // The checkpoint's stages have them. No slice of a universal one has to be there for that.
-std::vector<std::string> Regrid::names_in(uint32_t stage) const {
+const std::vector<std::string>& Regrid::names_in(uint32_t stage) const {
+  const auto known = names_.find(stage);
+  if (known != names_.end()) return known->second;
   std::vector<std::string> names;
   if (!is_universal()) {
     for (const Param& each : base(stage * old_.tp).params()) names.push_back(each.name);
-    return names;
+    return names_.emplace(stage, std::move(names)).first->second;
   }
   const Value root = model_of(stage * old_.tp).root();
   const auto add_keys = [&](const Value& shapes) {
@@ -677,7 +679,7 @@ std::vector<std::string> Regrid::names_in(uint32_t stage) const {
   for (const Value& name : root.find_or_none(keys::kBufferNames).sequence_or_empty()) {
     names.emplace_back(name.as_string());
   }
-  return names;
+  return names_.emplace(stage, std::move(names)).first->second;
 }
 
 CheckpointDraft Regrid::draft_of_base(uint32_t mp_rank) const {
@@ -793,8 +795,8 @@ Checkpoint Regrid::world(uint32_t mp_rank) const {
   const uint32_t tp_rank = mp_rank % mesh_.tp;
   std::vector<Param> params;
   const bool keeps_buffers = is_universal() && !is_pipeline() && mesh_.tp == old_.tp;
-  const ModuleEntries own(keeps_buffers ? model_of(tp_rank).root().find_or_none(keys::kModule)
-                                        : Value());
+  const TorchArchive* own_file = keeps_buffers ? &model_of(tp_rank) : nullptr;
+  const ModuleEntries own(keeps_buffers ? own_file->root().find_or_none(keys::kModule) : Value());
   for (const Param* whole : all_params()) {
     const Param& each = *whole;
     if (!is_in(each.name, stage)) continue;
@@ -803,7 +805,7 @@ Checkpoint Regrid::world(uint32_t mp_rank) const {
     // Ranks' copies may differ.
     if (const Value saved = own.find(each.name);
         each.kind == ParamKind::buffer && !each.given && TorchArchive::is_tensor(saved)) {
-      const TensorSource copy = model_of(tp_rank).tensor(saved);
+      const TensorSource copy = own_file->tensor(saved);
       if (copy.shape() == made.weight.shape()) made.weight = copy;
     }
     made.given = true;

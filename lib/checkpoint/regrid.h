@@ -95,6 +95,7 @@ class Regrid {
   void find_layers(const GridOptions& options);
   std::vector<RegridLayer> named_layers(const GridOptions& options) const;
   uint32_t number_of_tied(const std::string& front, const std::vector<RegridLayer>& layers,
+                          const std::vector<RegridLayer>& of_like,
                           const GridOptions& options) const;
   void take_lost_entries(const GridOptions& options);
   const Param* find(const std::string& name) const;
@@ -116,7 +117,7 @@ class Regrid {
   uint32_t base_stage(uint32_t stage) const;
   // The world of a rank of the checkpoint.
   const Checkpoint& base(uint32_t mp_rank) const;
-  std::vector<std::string> names_in(uint32_t stage) const;
+  const std::vector<std::string>& names_in(uint32_t stage) const;
   CheckpointDraft draft_of_base(uint32_t mp_rank) const;
   const TorchArchive& model_of(uint32_t mp_rank) const;
   const Param& present_slice(const std::string& name, uint32_t tp_rank) const;
@@ -132,7 +133,8 @@ class Regrid {
   std::optional<int64_t> kv_heads_;
   // Parts of a pipeline that a universal checkpoint lacks, from GridOptions::like.
   std::vector<Param> lost_;
-  std::vector<RegridLayer> layers_;  // by index
+  KeyedMap<std::string, size_t> lost_index_;  // by name
+  std::vector<RegridLayer> layers_;           // by index
   // How many experts a layer has, by the part of their names before the number.
   KeyedMap<std::string, int64_t> experts_;
   StageStarts starts_;
@@ -142,6 +144,7 @@ class Regrid {
   KeyedMap<std::string, uint32_t> tied_layers_;  // the first places
   std::optional<KeyedSet<std::string>> held_;    // GridOptions::held
   mutable std::map<uint32_t, std::unique_ptr<Checkpoint>> bases_;
+  mutable std::map<uint32_t, std::vector<std::string>> names_;  // names_in() of stages
   // The model-states files of the checkpoint's ranks, and `module` in them, by tensor-parallel
   // rank. None if trained parameters are not copied there, or have other values now.
   std::vector<const TorchArchive*> models_;

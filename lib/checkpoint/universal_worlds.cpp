@@ -191,13 +191,7 @@ class WorldsFinder {
   void find_groups() {
     GroupParts parts;
     for (const ModelStates* rank : ranks_) parts.add(groups_of_(*rank));
-    std::vector<ParamGroup> joined = parts.take();
-    KeyedSet<std::string> names;
-    for (const ParamGroup& group : joined) names.insert(group.params.begin(), group.params.end());
-    const bool has_all = std::all_of(
-        draft_.params.begin(), draft_.params.end(),
-        [&](const Param& param) { return !is_trained(param) || names.erase(param.name) == 1; });
-    if (has_all && names.empty()) draft_.groups = std::move(joined);
+    draft_.groups = parts.take_whole(draft_.params);
   }
 
   void keep() {

@@ -6,14 +6,13 @@ import re
 import subprocess
 import unittest
 
-from project_files import files_ending
+from project_files import ROOT, files_ending
 
-ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 TOOLS = {"zero-to-fp32": "zero_to_fp32", "to-universal": "to_universal", "reshard": "reshard",
          "to-dcp": "to_dcp", "ckpt-inspect": "ckpt_inspect", "ckpt-pack": "ckpt_pack", "ckpt-plan": "ckpt_plan"}
 # Texts that a program has written, and test data that is only called .md.
-GENERATED = ("build/", ".venv/", ".cache/", "tests/bench/runs/", "testdata/malicious/zip-behind-a-text.md")
+GENERATED = ("tests/bench/runs/", "testdata/malicious/zip-behind-a-text.md")
 LINE = 120
 README_LINES = 250
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")

@@ -8,17 +8,15 @@ CONTRIBUTING has the rules. No file may have more offences than let_through.txt 
 """
 import ast
 import collections
-import os
 import pathlib
 import re
 import sys
 import unittest
 
-from project_files import files_ending
+from project_files import ROOT, files_ending
 
-ROOT = pathlib.Path(os.environ.get("DSCKPT_SOURCE", pathlib.Path(__file__).resolve().parents[2]))
 LET_THROUGH = pathlib.Path(__file__).with_name("let_through.txt")
-GENERATED = ("build/", ".venv/", ".cache/", "tests/bench/runs/", "testdata/malicious/", "tests/LONG_RUNS.md")
+GENERATED = ("tests/bench/runs/", "testdata/malicious/", "tests/LONG_RUNS.md")
 MOST_WORDS = 25
 # Not sentences: an example in JSON, a list of sources.
 NO_SENTENCE = re.compile(r"[{\[]|(?:Sources?|Layout): ")
